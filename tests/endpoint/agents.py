@@ -1,4 +1,4 @@
-"""An endpoint before a scripted model, for tests of what agents see of it."""
+"""An endpoint in front of a scripted model, for tests with agents."""
 
 import asyncio
 import contextlib
@@ -28,22 +28,22 @@ RENDERER = Renderer(tiny_tokenizer(), tools_as_text=True)
 
 
 def call(name: str, **arguments: Any) -> str:
-    """What the model says to call a tool."""
+    """Return the text with which the model calls a tool."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @dataclass
 class Scripted:
-    """Says what ``answer`` makes of the text it is shown. While ``gate`` is shut, nothing is answered."""
+    """A model that replies with ``answer(prompt)``. While ``gate`` is not set, it does not reply."""
 
     answer: Callable[[str], str]
-    asked: list[SamplingParams] = field(default_factory=list)
+    requests: list[SamplingParams] = field(default_factory=list)
     sampling: int = 0
     cancelled: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
-        self.asked.append(params)
+        self.requests.append(params)
         self.sampling += 1
         try:
             await self.gate.wait()
@@ -52,10 +52,10 @@ class Scripted:
             raise
         finally:
             self.sampling -= 1
-        said = RENDERER.encode_text(self.answer(RENDERER.decode(prompt)))
-        tokens = [*said, RENDERER.stop_token_ids[0]][: params.max_new_tokens]
+        text = RENDERER.encode_text(self.answer(RENDERER.decode(prompt)))
+        tokens = [*text, RENDERER.stop_token_ids[0]][: params.max_new_tokens]
         logprobs = [-0.5 - i / 10 for i in range(len(tokens))]
-        return Completion(tokens, logprobs, (3, 3), "stop" if len(tokens) > len(said) else "length", cached=2)
+        return Completion(tokens, logprobs, (3, 3), "stop" if len(tokens) > len(text) else "length", cached=2)
 
 
 def first_episode(
@@ -81,7 +81,7 @@ def first_episode(
 
 @dataclass
 class Scene:
-    """Everything that a test of an agent looks at."""
+    """An endpoint with its model, episode and clients."""
 
     endpoint: Endpoint
     address: Address
@@ -95,17 +95,19 @@ class Scene:
         return self.conversations.recording
 
     async def chat(self, *messages: Any, **changes: Any) -> httpx.Response:
-        """POST a chat request; texts are taken in turn as the user's and the assistant's."""
+        """POST a chat request; texts are alternately messages of the user and the assistant."""
         roles = ("user", "assistant")
-        said = [m if isinstance(m, dict) else {"role": roles[i % 2], "content": m} for i, m in enumerate(messages)]
-        return await self.http.post("/chat/completions", json={"model": "any", "messages": said, **changes})
+        conversation = [
+            m if isinstance(m, dict) else {"role": roles[i % 2], "content": m} for i, m in enumerate(messages)
+        ]
+        return await self.http.post("/chat/completions", json={"model": "any", "messages": conversation, **changes})
 
 
 @contextlib.asynccontextmanager
 async def scene(
     answer: Callable[[str], str] | str, *, name: str | None = None, **sampling: Any
 ) -> AsyncIterator[Scene]:
-    """An endpoint with one open episode."""
+    """Yield an endpoint with one open episode."""
     model = Scripted(answer if callable(answer) else lambda _: str(answer))
     model.gate.set()
     settings = Sampling(**({"max_turns": 20, "max_new_tokens": 200, "max_prompt_tokens": 1000} | sampling))

@@ -1,4 +1,4 @@
-"""Programs for tests of episodes that call the model themselves. Each does what its name says."""
+"""Programs for tests of episodes that call the model themselves."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "count", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
 }
-_shared = OpenAI(base_url="http://localhost", api_key="none", timeout=60)  # making a client takes 70 ms
+_shared = OpenAI(base_url="http://localhost", api_key="none", timeout=60)  # creating a client takes 70 ms
 tries: dict[str, int] = {}
 threads: set[str] = set()
 
@@ -27,7 +27,7 @@ def client(base_url: str, api_key: str) -> OpenAI:
 
 
 def team(task: Task, base_url: str, api_key: str) -> str:
-    """Drafts, has a sub-agent with a history of its own comment on it, uses a tool, and answers."""
+    """Write a draft, let a sub-agent with a separate history comment on it, use a tool, and answer."""
     threads.add(threading.current_thread().name)
     model = client(base_url, api_key).chat.completions
     messages: list[Any] = [*task.prompt]
@@ -36,7 +36,7 @@ def team(task: Task, base_url: str, api_key: str) -> str:
     comment = model.create(model="gpt-x", messages=critic).choices[0].message
     again = [*critic, comment.model_dump(), {"role": "user", "content": "sure?"}]
     model.create(model="gpt-x", messages=again)
-    count = str(len(draft.content or ""))  # a tool of its own
+    count = str(len(draft.content or ""))  # the result of a tool
     messages += [draft.model_dump(), {"role": "tool", "tool_call_id": "1", "content": count}]
     return model.create(model="gpt-x", messages=messages).choices[0].message.content or ""
 
@@ -48,7 +48,7 @@ async def ask(task: Task, base_url: str, api_key: str) -> dict[str, float]:
 
 
 async def late(task: Task, base_url: str, api_key: str) -> float:
-    """Thinks by itself for too long before it asks."""
+    """Take too long before the first call."""
     await asyncio.sleep(60)
     return 1.0
 
@@ -58,7 +58,7 @@ def silent(task: Task, base_url: str, api_key: str) -> float:
 
 
 def clumsy(task: Task, base_url: str, api_key: str) -> float:
-    """Fails at its first try."""
+    """Fail in the first attempt."""
     tries[task.uid] = tries.get(task.uid, 0) + 1
     client(base_url, api_key).chat.completions.create(model="m", messages=task.prompt)  # type: ignore[arg-type]
     if tries[task.uid] == 1:
@@ -67,31 +67,31 @@ def clumsy(task: Task, base_url: str, api_key: str) -> float:
 
 
 def talkative(task: Task, base_url: str, api_key: str) -> float:
-    """Never stops asking."""
+    """Call the model without end."""
     model = client(base_url, api_key)
     while True:
         model.chat.completions.create(model="m", messages=task.prompt)  # type: ignore[arg-type]
 
 
 def unlucky(task: Task, base_url: str, api_key: str) -> float:
-    """Asks, and then its own tool fails."""
+    """Call the model, then fail because of a tool."""
     client(base_url, api_key).chat.completions.create(model="m", messages=task.prompt)  # type: ignore[arg-type]
     raise ConnectionError("the weather service is away")
 
 
 def stubborn(task: Task, base_url: str, api_key: str) -> float:
-    """Continues without the model when its request is refused; then its own tool fails."""
+    """Continue without the model after a refused call, then fail because of a tool."""
     with contextlib.suppress(RateLimitError):
         talkative(task, base_url, api_key)
     raise ConnectionError("the weather service is away")
 
 
 async def parallel(task: Task, base_url: str, api_key: str) -> float:
-    """Asks twice at once, with one turn left, and raises what was refused after the other is answered."""
+    """Make two calls at once, with one turn left; raise the refusal after the other call is answered."""
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as model:
-        asked: Any = {"model": "m", "messages": task.prompt}
+        request: Any = {"model": "m", "messages": task.prompt}
         answers = await asyncio.gather(
-            *(model.chat.completions.create(**asked) for _ in range(2)), return_exceptions=True
+            *(model.chat.completions.create(**request) for _ in range(2)), return_exceptions=True
         )
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -103,7 +103,7 @@ library = "openai"
 
 
 def plain(task: Task, base_url: str, api_key: str) -> float:
-    """Never stops asking, by ``library``."""
+    """Call the model without end, with ``library``."""
     headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
     url, body = f"{base_url}/chat/completions", {"model": "m", "messages": task.prompt}
     while True:
@@ -125,7 +125,7 @@ def plain(task: Task, base_url: str, api_key: str) -> float:
 
 
 def deaf(task: Task, base_url: str, api_key: str) -> float:
-    """Takes no error for an answer."""
+    """Ignore all errors of the model."""
     try:
         return clumsy(task, base_url, api_key)
     except Exception:

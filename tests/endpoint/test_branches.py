@@ -1,4 +1,4 @@
-"""Which line of the episode a call goes on with."""
+"""Each call extends the right branch of the episode, or begins one."""
 
 import asyncio
 from typing import Any
@@ -9,24 +9,24 @@ from whet.endpoint.request import Question
 
 
 def shape(at: Scene) -> list[list[bool]]:
-    """Of each line, which of its spans are trained."""
-    return [[span.trained for span in line.spans] for line in at.recording.trajectories]
+    """Return for each branch whether its spans are trained."""
+    return [[span.trained for span in branch.spans] for branch in at.recording.trajectories]
 
 
-def test_a_sub_agent_with_its_own_history_is_a_branch_and_the_first_line_goes_on() -> None:
-    own = [{"role": "system", "content": "You search."}, user("trains to Rome")]
+def test_a_sub_agent_with_its_own_history_is_a_branch_and_the_first_branch_continues() -> None:
+    history = [{"role": "system", "content": "You search."}, user("trains to Rome")]
 
     async def chat(at: Scene) -> None:
         await at.chat("plan the trip")
-        await at.chat(*own)
+        await at.chat(*history)
         await at.chat("plan the trip", "ok", "it leaves at 8")
-        await at.chat(*own, {"role": "assistant", "content": "ok"}, user("and back"))
+        await at.chat(*history, {"role": "assistant", "content": "ok"}, user("and back"))
         assert shape(at) == [[False, True, False, True]] * 2
 
     run("ok", chat)
 
 
-def test_a_rewritten_history_is_a_branch_that_keeps_what_is_common_as_context() -> None:
+def test_a_rewritten_history_is_a_branch_that_keeps_the_common_messages_as_context() -> None:
     async def chat(at: Scene) -> None:
         await at.chat("one")
         await at.chat("one", "ok", "two")
@@ -39,7 +39,7 @@ def test_a_rewritten_history_is_a_branch_that_keeps_what_is_common_as_context() 
     run("ok", chat)
 
 
-def test_other_tools_are_another_line() -> None:
+def test_other_tools_begin_a_branch() -> None:
     async def chat(at: Scene) -> None:
         await at.chat("one", tools=[ADD])
         await at.chat("one", "ok", "two")
@@ -48,7 +48,7 @@ def test_other_tools_are_another_line() -> None:
     run("ok", chat)
 
 
-def test_white_space_and_a_missing_thought_do_not_make_a_branch() -> None:
+def test_white_space_and_missing_reasoning_do_not_begin_a_branch() -> None:
     async def chat(at: Scene) -> None:
         await at.chat("one")
         await at.chat("one", "so", "two")
@@ -58,7 +58,7 @@ def test_white_space_and_a_missing_thought_do_not_make_a_branch() -> None:
     run("hm</think> so \n", chat, thinking="on")
 
 
-def test_calls_at_the_same_time_are_answered_side_by_side_and_each_is_recorded_once() -> None:
+def test_simultaneous_calls_are_answered_concurrently_and_each_is_recorded_once() -> None:
     async def go() -> None:
         async with scene("ok", max_turns=8) as at:
             await at.chat("one")
@@ -69,19 +69,19 @@ def test_calls_at_the_same_time_are_answered_side_by_side_and_each_is_recorded_o
             at.model.gate.set()
             assert [call.status_code for call in await asyncio.gather(*calls)] == [200] * 4
             assert sorted(shape(at)) == [[False, False, False, True]] * 3 + [[False, True, False, True]]
-            assert len({params.seed for params in at.model.asked}) == 5, "votes must differ"
+            assert len({params.seed for params in at.model.requests}) == 5, "votes must differ"
 
     asyncio.run(go())
 
 
-def test_the_same_question_again_asks_for_another_sample_but_a_retry_for_the_same_answer() -> None:
+def test_a_repeated_call_gets_another_sample_but_a_retry_the_same_answer() -> None:
     async def chat(at: Scene) -> None:
         first = (await at.chat("one")).json()
         retry: Any = {"x-stainless-retry-count": "1"}
         body = {"model": "any", "messages": [{"role": "user", "content": "one"}]}
         again = (await at.http.post("/chat/completions", json=body, headers=retry)).json()
         assert again == first
-        assert len(at.model.asked) == 1
+        assert len(at.model.requests) == 1
         other = (await at.chat("one")).json()
         assert other["id"] != first["id"]
         assert shape(at) == [[False, True]] * 2
@@ -89,7 +89,7 @@ def test_the_same_question_again_asks_for_another_sample_but_a_retry_for_the_sam
     run("ok", chat)
 
 
-def test_a_retry_while_the_first_call_is_under_way_joins_it() -> None:
+def test_a_retry_during_the_first_call_joins_it() -> None:
     async def chat(at: Scene) -> None:
         at.model.gate.clear()
         body = {"model": "any", "messages": [{"role": "user", "content": "one"}]}
@@ -105,12 +105,12 @@ def test_a_retry_while_the_first_call_is_under_way_joins_it() -> None:
         at.model.gate.set()
         assert (await retry).status_code == 200
         assert shape(at) == [[False, True]]
-        assert len(at.model.asked) == 1
+        assert len(at.model.requests) == 1
 
     run("ok", chat)
 
 
-def test_a_retry_that_meets_its_own_call_being_cancelled_is_asked_again() -> None:
+def test_a_retry_during_the_cancellation_of_its_call_is_a_new_call() -> None:
     async def chat(at: Scene) -> None:
         at.model.gate.clear()
         question = Question([user("one")])
@@ -118,7 +118,7 @@ def test_a_retry_that_meets_its_own_call_being_cancelled_is_asked_again() -> Non
         while not at.model.sampling:
             await asyncio.sleep(0.01)
         first.cancel()
-        await asyncio.sleep(0)  # its client is gone, and the job has been told, but has not ended
+        await asyncio.sleep(0)  # the client has disconnected, and the job is cancelled but has not ended
         at.model.gate.set()
         assert (await at.conversations.answer(question, repeated=True)).message["content"] == "ok"
         assert shape(at) == [[False, True]]

@@ -1,4 +1,4 @@
-"""Clients that misbehave or vanish, and budgets that end. Each has one defined outcome."""
+"""Clients that misbehave or disconnect, and exhausted budgets. Each has one defined outcome."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,14 @@ JSON = {"content-type": "application/json"}
 
 
 async def settled(at: Scene, cancelled: int) -> None:
-    """Wait until the model has been told that nobody listens."""
+    """Wait until this number of samples has been cancelled."""
     async with asyncio.timeout(60):
         while at.model.cancelled < cancelled:
             await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_vanishes_has_its_sample_cancelled_and_nothing_recorded(stream: bool) -> None:
+def test_the_sample_of_a_disconnected_client_is_cancelled_and_not_recorded(stream: bool) -> None:
     async def vanish(at: Scene) -> None:
         at.model.gate.clear()
         call = asyncio.create_task(at.chat("hi", stream=stream))
@@ -45,7 +45,7 @@ def test_a_client_that_vanishes_has_its_sample_cancelled_and_nothing_recorded(st
         assert at.recording.trajectories == []
         at.model.gate.set()
         assert (await at.chat("hi")).status_code == 200
-        assert [len(line.spans) for line in at.recording.trajectories] == [2]
+        assert [len(branch.spans) for branch in at.recording.trajectories] == [2]
 
     run("ok", vanish)
 
@@ -53,15 +53,15 @@ def test_a_client_that_vanishes_has_its_sample_cancelled_and_nothing_recorded(st
 def test_the_end_of_an_episode_ends_its_calls_and_its_token() -> None:
     async def go() -> None:
         async with scene("ok") as at:
-            other = Conversations(at.recording)
-            with at.endpoint.open(other) as address:
+            conversations = Conversations(at.recording)
+            with at.endpoint.open(conversations) as address:
                 headers = {"authorization": f"Bearer {address.api_key}"}
                 at.model.gate.clear()
                 body = {"model": "m", "messages": [user("hi")]}
                 call = asyncio.create_task(at.http.post("/chat/completions", json=body, headers=headers))
                 while not at.model.sampling:
                     await asyncio.sleep(0.01)
-                await other.close()
+                await conversations.close()
                 assert (await call).status_code == 410
             late = await at.http.post("/chat/completions", json=body, headers=headers)
             assert late.status_code == 410
@@ -71,7 +71,7 @@ def test_the_end_of_an_episode_ends_its_calls_and_its_token() -> None:
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer stolen", "Basic abc", "Bearer \u00e9"])
-def test_a_token_that_is_not_known_is_refused_everywhere(header: str) -> None:
+def test_an_unknown_token_is_refused_on_every_route(header: str) -> None:
     async def ask(at: Scene) -> None:
         root = at.address.base_url.removesuffix("/v1")
         headers = {"authorization": header.encode("latin-1")}
@@ -85,7 +85,7 @@ def test_a_token_that_is_not_known_is_refused_everywhere(header: str) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b'{"model": "m", "messages": "\xff"}', b"[" * 100_000, b'{"a":' * 50_000]
 )
-def test_what_is_not_a_request_is_400_and_never_a_traceback(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_request_is_400_without_a_traceback(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def ask(at: Scene) -> None:
         for path in ("/chat/completions", "/responses"):
             answer = await at.http.post(path, content=body, headers=JSON)
@@ -112,14 +112,14 @@ def test_a_body_of_a_gigabyte_is_refused_before_it_is_read() -> None:
         try:
             answer = await at.http.post("/chat/completions", content=endless())  # type: ignore[arg-type]
         except httpx.TransportError:
-            pass  # the connection was closed under it
+            pass  # the server closed the connection
         else:
             assert answer.status_code == 413
 
     run("ok", ask)
 
 
-def test_unknown_routes_methods_and_models_are_named() -> None:
+def test_unknown_routes_methods_and_models_are_refused_by_name() -> None:
     async def ask(at: Scene) -> None:
         route = await at.http.post("/embeddings", json={})
         assert (route.status_code, route.json()["error"]["message"]) == (404, "POST /v1/embeddings is not served here")
@@ -133,18 +133,18 @@ def test_unknown_routes_methods_and_models_are_named() -> None:
     run("ok", ask, name="mine")
 
 
-def test_a_budget_that_is_used_up_is_said_once_and_not_asked_for_again() -> None:
+def test_a_call_after_an_exhausted_budget_is_refused_and_not_retried() -> None:
     async def ask(at: Scene) -> None:
         await at.chat("one")
         with pytest.raises(openai.RateLimitError, match="used up its turns"):
             await at.openai.chat.completions.create(model="m", messages=[user("two")])
         assert at.conversations.limit == "turns"
-        assert len(at.model.asked) == 1
+        assert len(at.model.requests) == 1
 
     run("ok", ask, max_turns=1)
 
 
-def test_a_full_context_is_answered_as_openai_does() -> None:
+def test_a_full_context_is_refused_like_openai_does() -> None:
     async def ask(at: Scene) -> None:
         await at.chat("one")
         with pytest.raises(openai.BadRequestError) as full:
@@ -155,7 +155,7 @@ def test_a_full_context_is_answered_as_openai_does() -> None:
     run("ok", ask)
 
 
-def test_a_generator_that_fails_is_500_without_retries_and_its_error_is_kept() -> None:
+def test_an_error_of_the_generator_is_500_without_retries_and_recorded() -> None:
     def broken(_: str) -> str:
         raise GeneratorError("the engine is gone")
 
@@ -163,12 +163,12 @@ def test_a_generator_that_fails_is_500_without_retries_and_its_error_is_kept() -
         with pytest.raises(openai.InternalServerError, match="the engine is gone"):
             await at.openai.chat.completions.create(model="m", messages=[user("hi")])
         assert isinstance(at.conversations.failure, GeneratorError)
-        assert len(at.model.asked) == 1
+        assert len(at.model.requests) == 1
 
     run(broken, ask)
 
 
-def test_it_listens_on_loopback_and_on_a_port_that_is_free() -> None:
+def test_it_listens_on_loopback_and_a_free_port() -> None:
     async def go() -> None:
         async with scene("ok") as at:
             assert at.address.base_url == f"http://127.0.0.1:{at.endpoint.port}/v1"
@@ -184,7 +184,7 @@ def test_it_listens_on_loopback_and_on_a_port_that_is_free() -> None:
     assert threading.active_count() == before
 
 
-def test_odd_text_comes_back_as_it_was_said() -> None:
+def test_unusual_text_is_returned_unchanged() -> None:
     odd = "\u2028 😀 \x00 </s> \ud7ff"
 
     async def ask(at: Scene) -> None:
@@ -195,14 +195,14 @@ def test_odd_text_comes_back_as_it_was_said() -> None:
 
 
 async def half_open(at: Scene, number: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connections that have sent half of a request's head."""
-    made = [await asyncio.open_connection(at.endpoint.host, at.endpoint.port) for _ in range(number)]
-    for _, writer in made:
+    """Return connections that have sent half of a request's head."""
+    connections = [await asyncio.open_connection(at.endpoint.host, at.endpoint.port) for _ in range(number)]
+    for _, writer in connections:
         writer.write(b"GET /v1/mod")
-    return made
+    return connections
 
 
-def test_connections_that_ask_nothing_are_closed_the_oldest_first_and_calls_are_answered() -> None:
+def test_idle_connections_are_closed_oldest_first_and_calls_are_answered() -> None:
     async def go() -> None:
         async with scene("ok") as at:
             at.endpoint._connections.most = 10
@@ -210,22 +210,22 @@ def test_connections_that_ask_nothing_are_closed_the_oldest_first_and_calls_are_
             working = asyncio.create_task(at.chat("hi"))
             while not at.model.sampling:
                 await asyncio.sleep(0.01)
-            made = await half_open(at, 60)
+            connections = await half_open(at, 60)
             assert (await at.openai.models.list()).data[0].id == "policy"
             assert len(at.endpoint._connections) <= 10
             async with asyncio.timeout(60):
-                for reader, _ in made[:50]:
+                for reader, _ in connections[:50]:
                     with contextlib.suppress(ConnectionError):
                         assert await reader.read() == b""
             at.model.gate.set()
-            assert (await working).status_code == 200, "a call that is being answered is not idle"
-            for _, writer in made:
+            assert (await working).status_code == 200, "its connection is not idle"
+            for _, writer in connections:
                 writer.close()
 
     asyncio.run(go())
 
 
-def test_a_connection_has_to_ask_something_within_a_time_also_with_a_wrong_token() -> None:
+def test_a_connection_without_a_valid_token_is_closed_after_a_time() -> None:
     async def go() -> None:
         async with scene("ok") as at:
             at.endpoint._connections.patience = 0.2
@@ -247,7 +247,7 @@ def test_a_connection_has_to_ask_something_within_a_time_also_with_a_wrong_token
         asyncio.run(go())
 
 
-SURVIVES = """
+SERVER = """
 import asyncio, os, resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 from tests.endpoint.agents import scene
@@ -262,9 +262,9 @@ asyncio.run(go())
 """
 
 
-def test_more_half_open_connections_than_the_process_may_have_files_do_not_take_it_down() -> None:
+def test_the_server_survives_more_connections_than_it_may_open_files() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SURVIVES],
+        [sys.executable, "-c", SERVER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -273,27 +273,27 @@ def test_more_half_open_connections_than_the_process_may_have_files_do_not_take_
     try:
         assert process.stdout is not None
         port = int(process.stdout.readline().split()[0])
-        made = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(200)]
-        for one in made:
-            one.sendall(b"POST /v1/chat")
+        connections = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(200)]
+        for connection in connections:
+            connection.sendall(b"POST /v1/chat")
         out, err = process.communicate("go\n", timeout=60)
     finally:
         process.kill()
-    for one in made:
-        one.close()
+    for connection in connections:
+        connection.close()
     status, files = map(int, out.split())
     assert status == 200, err
     assert files < 120
     assert "Traceback" not in err
 
 
-def test_a_limit_on_connections_follows_from_that_on_files() -> None:
+def test_the_limit_on_connections_follows_from_the_limit_on_files() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert Connections().most == (4096 if soft == resource.RLIM_INFINITY else min(4096, soft // 2))
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/tokenize"])
-def test_what_is_long_is_refused_before_it_is_rendered(path: str) -> None:
+def test_long_requests_are_refused_before_they_are_rendered(path: str) -> None:
     long = "word " * 400_000
     bodies = {
         "/chat/completions": {"model": "m", "messages": [user(long)]},
@@ -311,7 +311,7 @@ def test_what_is_long_is_refused_before_it_is_rendered(path: str) -> None:
     run("ok", ask)
 
 
-def test_many_small_messages_and_long_tools_are_long_too() -> None:
+def test_many_small_messages_and_long_tools_are_refused_as_too_long() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "x" * 100_000}}
 
     async def ask(at: Scene) -> None:
@@ -323,7 +323,7 @@ def test_many_small_messages_and_long_tools_are_long_too() -> None:
     run("ok", ask)
 
 
-def test_tools_for_a_model_whose_template_knows_none_are_400_and_the_episode_plays_on(
+def test_tools_for_a_model_without_tool_support_are_400_and_the_episode_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def ask(at: Scene) -> None:
@@ -351,11 +351,11 @@ def test_tools_for_a_model_whose_template_knows_none_are_400_and_the_episode_pla
         {"x": 1e999},
     ],
 )
-def test_arguments_of_a_call_that_can_not_be_kept_are_400(arguments: object) -> None:
-    made = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+def test_invalid_arguments_of_a_call_are_400(arguments: object) -> None:
+    tool_call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     history = [
         user("a"),
-        {"role": "assistant", "tool_calls": [made]},
+        {"role": "assistant", "tool_calls": [tool_call]},
         {"role": "tool", "tool_call_id": "1", "content": ""},
     ]
 

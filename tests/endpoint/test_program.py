@@ -1,4 +1,4 @@
-"""Episodes of programs: what is trained, what they are worth, and what becomes of failures."""
+"""Episodes of programs: their trained tokens, rewards and failures."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def test_the_branches_of_a_program_share_the_grade_of_its_text() -> None:
     assert episode.branches[1].messages[0] == {"role": "system", "content": "judge"}
     assert episode.usage.turns == 4
     assert "MainThread" not in programs.threads
-    assert "whet-environments" not in programs.threads, "it would block all others"
+    assert "whet-environments" not in programs.threads, "it would block all other episodes"
 
 
 def test_an_async_program_may_return_its_reward_and_scores() -> None:
@@ -45,28 +45,30 @@ def test_an_async_program_may_return_its_reward_and_scores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "why"),
+    ("program", "problem"),
     [
         ("silent", "the program ended without calling the model at its base_url"),
         ("wrong", "the dict that tests.endpoint.programs:wrong returned for toy/train/0 has no 'reward', only score"),
         ("hanging", r"tests.endpoint.programs:hanging took more than data.deadline = 0.5 s for toy/train/0"),
     ],
 )
-def test_a_program_that_does_not_do_its_part_fails_the_episode(program: str, why: str) -> None:
+def test_a_misbehaving_program_fails_the_episode(program: str, problem: str) -> None:
     episode = episode_of(program, deadline=0.5 if program == "hanging" else 20.0)
     assert episode.status == Status.FAILED
-    assert why in str(episode.error)
+    assert problem in str(episode.error)
     assert episode.branches == []
 
 
-def test_an_exception_is_tried_again_and_the_first_try_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+def test_after_an_exception_the_episode_is_retried_and_the_first_attempt_discarded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     programs.tries.clear()
     episode = episode_of("clumsy")
     assert (episode.reward, len(episode.branches), episode.usage.turns) == (1.0, 1, 1)
     assert "the weather service is away" in caplog.text
 
 
-def test_a_program_that_runs_into_a_budget_is_truncated_and_worth_nothing() -> None:
+def test_a_program_that_exhausts_a_budget_is_truncated_with_reward_0() -> None:
     episode = episode_of("talkative", max_turns=3)
     assert (episode.status, episode.limit, episode.reward) == (Status.TRUNCATED, "turns", 0.0)
     assert len(episode.branches) == 3
@@ -79,13 +81,13 @@ def test_a_failure_after_a_budget_is_a_failure(program: str, limits: dict[str, i
     assert "the weather service is away" in str(episode.error)
 
 
-def test_a_call_that_ends_later_does_not_hide_a_budget_that_was_used_up() -> None:
+def test_a_call_that_ends_later_does_not_hide_an_exhausted_budget() -> None:
     episode = episode_of("parallel", max_turns=1)
     assert (episode.status, episode.limit, episode.reward) == (Status.TRUNCATED, "turns", 0.0)
 
 
 @pytest.mark.parametrize("library", ["openai", "httpx", "urllib", "group"])
-def test_a_refusal_is_known_through_any_library(library: str) -> None:
+def test_a_refusal_is_recognized_through_any_library(library: str) -> None:
     programs.library = library
     episode = episode_of("plain", max_turns=1)
     assert (episode.status, episode.limit) == (Status.TRUNCATED, "turns")
@@ -96,14 +98,14 @@ def test_time_is_a_budget_too() -> None:
     assert (episode.status, episode.limit) == (Status.TRUNCATED, "seconds")
 
 
-def test_a_program_whose_time_is_over_before_its_first_call_counts_as_truncated() -> None:
+def test_a_program_that_times_out_before_its_first_call_is_truncated() -> None:
     episode = episode_of("late", max_seconds=0.2)
     assert (episode.status, episode.limit, episode.reward) == (Status.TRUNCATED, "seconds", 0.0)
     assert episode.branches == []
 
 
 @pytest.mark.parametrize("program", ["talkative", "deaf"])
-def test_what_the_generator_raises_is_raised_whatever_the_program_makes_of_it(program: str) -> None:
+def test_an_error_of_the_generator_is_raised_even_if_the_program_catches_it(program: str) -> None:
     def broken(_: str) -> str:
         raise GeneratorError("the engine is gone")
 
@@ -112,19 +114,19 @@ def test_what_the_generator_raises_is_raised_whatever_the_program_makes_of_it(pr
 
 
 @pytest.mark.parametrize(
-    ("program", "why"),
+    ("program", "problem"),
     [
         ("tests.endpoint.programs:slove", "has no 'slove'. Did you mean 'solve'|has no 'slove'"),
         ("no_such_module:solve", "there is no module 'no_such_module'"),
         ("tests.endpoint.programs:TOOL", "is not a function"),
     ],
 )
-def test_a_program_that_is_not_there_is_found_when_the_recipe_is_read(program: str, why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
+def test_a_missing_program_is_an_error_when_the_recipe_is_read(program: str, problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
         AgentTasks(program=program, taskset=Lowercase())
 
 
-def test_prompts_of_a_file_are_tasks_whose_other_fields_are_data(tmp_path: Path) -> None:
+def test_prompts_in_a_file_are_tasks_and_their_other_fields_are_data(tmp_path: Path) -> None:
     rows = [{"prompt": f"question {i}", "answer": i} for i in range(10)]
     rows[3]["prompt"] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     path = tmp_path / "tasks.jsonl"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.endpoint.agents import RENDERER, Scripted
 from tests.toy import toy_recipe
-from whet.endpoint.request import ApiError, Question, Wanted
+from whet.endpoint.request import ApiError, Question, RequestedSampling
 from whet.run import run
 from whet.run.serve import ServedModel
 
@@ -71,36 +71,36 @@ def test_a_folder_that_is_no_run_is_served_as_a_model(tiny_model: Path) -> None:
         assert [model.id for model in client.models.list()] == [name] == [tiny_model.name]
 
 
-def answer(**wanted: Any) -> tuple[Any, Scripted]:
-    """The answer of a scripted model in a context of 100 tokens."""
+def answer(**sampling: Any) -> tuple[Any, Scripted]:
+    """Return the answer of a scripted model with a context of 100 tokens, and the model."""
     model: Any = Scripted(lambda _: "word " * 50)
     model.gate.set()
-    text = wanted.pop("text", "hi")
-    limit = wanted.pop("limit", None)
-    question = Question([{"role": "user", "content": text}], None, limit, Wanted(**wanted))
+    text = sampling.pop("text", "hi")
+    limit = sampling.pop("limit", None)
+    question = Question([{"role": "user", "content": text}], None, limit, RequestedSampling(**sampling))
     return asyncio.run(ServedModel(model, RENDERER, 100, seed=0).answer(question, False)), model
 
 
 def test_each_call_decides_how_it_is_sampled_within_the_context() -> None:
     got, model = answer(temperature=0.5, top_p=0.9, top_k=-1, seed=7, stop=("END",))
-    [params] = model.asked
+    [params] = model.requests
     assert (params.distribution.temperature, params.distribution.top_p, params.distribution.top_k) == (0.5, 0.9, 0)
     assert params.stop == ("END",)
     assert len(got.prompt) + params.max_new_tokens == 100
     assert not got.complete
-    assert answer(limit=5)[1].asked[0].max_new_tokens == 5
-    assert answer(temperature=0.0)[1].asked[0].greedy
+    assert answer(limit=5)[1].requests[0].max_new_tokens == 5
+    assert answer(temperature=0.0)[1].requests[0].greedy
 
 
 @pytest.mark.parametrize(
-    ("wanted", "why"),
+    ("sampling", "why"),
     [
         ({"text": "x" * 100}, "leaves no room for a reply in the context of 100 tokens"),
         ({"temperature": 0.0001}, "temperature: "),
         ({"stop": ("",)}, "stop: "),
     ],
 )
-def test_what_can_not_be_met_is_refused(wanted: dict[str, Any], why: str) -> None:
+def test_what_can_not_be_met_is_refused(sampling: dict[str, Any], why: str) -> None:
     with pytest.raises(ApiError, match=why) as refused:
-        answer(**wanted)
+        answer(**sampling)
     assert refused.value.status == 400

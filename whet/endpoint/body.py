@@ -1,4 +1,4 @@
-"""The body of an HTTP request, bounded in length and in the time that it may take to arrive."""
+"""Reads the body of an HTTP request, of bounded length and within bounded time."""
 
 import asyncio
 
@@ -7,11 +7,11 @@ from starlette.requests import Request
 from whet.endpoint.request import ApiError
 
 LARGEST = 16 * 2**20  # bytes
-_UPLOAD = 60.0  # seconds that sending one may take
+_UPLOAD = 60.0  # seconds
 
 
 async def read_body(request: Request) -> bytes:
-    """Read the body, no further than it may be long. Raises ``ApiError``."""
+    """Return the body. Raises ``ApiError`` if it is too long or takes too long."""
     too_large = ApiError(413, f"the request has more than {LARGEST:,} bytes")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > LARGEST:

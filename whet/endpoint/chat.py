@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: its requests, its answers, whole or streamed."""
+"""``/v1/chat/completions``: its requests and its answers, complete or streamed."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,8 +14,8 @@ from whet.endpoint.request import (
     Function,
     Question,
     Request,
+    RequestedSampling,
     TextOrParts,
-    Wanted,
     incoming,
     name_results,
     only,
@@ -41,12 +41,13 @@ class Call(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """A message of the conversation. What else a client echoes of a reply (annotations, token ids) is left out."""
+    """A message of the conversation. Other fields of replies that clients send back (annotations, token ids) are
+    ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextOrParts = ""
     name: str | None = None
-    """Of the tool, in its result."""
+    """The name of the tool, in its result."""
     reasoning_content: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
@@ -59,7 +60,7 @@ class ChatMessage(BaseModel):
         return name
 
     def message(self) -> Message:
-        """Return it in our form."""
+        """Return whet's form of the message."""
         content = text_of(self.content) if self.role == "assistant" else self.content
         message: Message = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.role == "assistant" and self.reasoning_content:
@@ -75,7 +76,7 @@ class ChatMessage(BaseModel):
 
 
 class Tool(BaseModel):
-    """A function, as this API nests it."""
+    """A function, nested as in this API."""
 
     type: Literal["function"]
     function: Function
@@ -88,7 +89,7 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(Request):
-    """See OpenAI's reference of chat completions."""
+    """A request; see OpenAI's reference of chat completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[Tool] = Field(default_factory=list)
@@ -100,7 +101,7 @@ class ChatRequest(Request):
     logprobs: bool = False
     top_logprobs: Annotated[JsonValue, only(0)] = 0
     return_tokens_as_token_ids: bool = False
-    """In the log-probs, name tokens by their id (``token_id:57``), as vLLM does."""
+    """Name tokens in the log-probs by id (``token_id:57``), like vLLM."""
     stream_options: StreamOptions = StreamOptions()
     response_format: Annotated[JsonValue, only({"type": "text"})] = None
     frequency_penalty: Annotated[JsonValue, only(0)] = 0
@@ -117,15 +118,15 @@ class ChatRequest(Request):
             name_results([message.message() for message in self.messages]),
             tools or None,
             min(limits, default=None),
-            Wanted(self.temperature, self.top_p, self.top_k, self.min_p, self.seed, stop, strict),
+            RequestedSampling(self.temperature, self.top_p, self.top_k, self.min_p, self.seed, stop, strict),
         )
 
     def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
-        said = answer.message
-        calls = [outgoing(call) for call in said.get("tool_calls", [])]
-        message: dict[str, Any] = {"role": "assistant", "content": said["content"] or (None if calls else "")}
-        if said.get("reasoning_content"):
-            message["reasoning_content"] = said["reasoning_content"]
+        reply = answer.message
+        calls = [outgoing(call) for call in reply.get("tool_calls", [])]
+        message: dict[str, Any] = {"role": "assistant", "content": reply["content"] or (None if calls else "")}
+        if reply.get("reasoning_content"):
+            message["reasoning_content"] = reply["reasoning_content"]
         if calls:
             message["tool_calls"] = [
                 {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -136,7 +137,7 @@ class ChatRequest(Request):
         finish = "length" if not answer.complete else "tool_calls" if calls else "stop"
         choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
         if self.logprobs:
-            choice["logprobs"] = {"content": [self._scored(*one, decode) for one in _pairs(answer)], "refusal": None}
+            choice["logprobs"] = {"content": [self._scored(*pair, decode) for pair in _pairs(answer)], "refusal": None}
         return {
             "id": f"chatcmpl-{answer.id}",
             "object": "chat.completion",

@@ -1,8 +1,8 @@
-"""The conversations of one episode, as an agent's calls make them up: each call finds the line that it goes on with.
+"""The conversations of one episode, reconstructed from an agent's calls: each call extends a branch or begins one.
 
-A call whose messages begin with all that a line holds extends that line. Any other begins a branch: a sub-agent's own
-history, one that was rewritten, a call made while the line it extends is being answered, and the same call once more,
-which asks for another sample. Only where a client's library repeats a call by itself it gets the same answer.
+A call whose messages begin with all messages of a branch extends that branch. Any other call begins a new one: the
+history of a sub-agent, a rewritten history, a call during an unfinished call of the same branch, and a repeated call,
+which asks for another sample. Only an automatic retry of the client's library gets the same answer.
 """
 
 import asyncio
@@ -20,31 +20,31 @@ from whet.rollouts.session import USED_UP, LimitReached, PromptTooLong, Recordin
 log = logging.getLogger(__name__)
 
 
-class Answers(Protocol):
-    """Who answers the calls that come with one token."""
+class Responder(Protocol):
+    """Answers the calls with one token."""
 
     @property
     def longest(self) -> int:
-        """Most tokens that a conversation can have."""
+        """The maximal number of tokens of a conversation."""
         ...
 
     async def answer(self, question: Question, repeated: bool) -> Answer:
-        """Return the reply. ``repeated``: the client's library asks again by itself. Raises ``ApiError``."""
+        """Return the reply. ``repeated``: an automatic retry of the client's library. Raises ``ApiError``."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A question and its answer, perhaps still to come."""
+    """A question, and the task that answers it."""
 
     question: Question
-    line: Session
+    branch: Session
     job: "asyncio.Task[Answer]"
-    waiting: int = 0  # clients
+    waiting: int = 0  # number of clients
 
     @property
     def failed(self) -> bool:
-        """Whether it gives no answer, or is about to give none."""
+        """True if it failed or was cancelled."""
         return bool(self.job.cancelled() or self.job.cancelling() or (self.job.done() and self.job.exception()))
 
 
@@ -54,9 +54,9 @@ class Conversations:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         recording.shortens = False
-        self.limit: str | None = None  # the budget that the last call used up
-        self.refusals = 0  # of calls for which there was no budget left
-        self.failure: Exception | None = None  # of the generator, which the agent knows only as a 500
+        self.limit: str | None = None  # the budget that the last call exhausted
+        self.refusals = 0  # number of calls refused because a budget was exhausted
+        self.failure: Exception | None = None  # the error of the generator; the agent only gets status 500
         self._calls: list[_Call] = []
         self._ignored: set[str] = set()
 
@@ -65,12 +65,13 @@ class Conversations:
         return self.recording.sampling.longest
 
     async def answer(self, question: Question, repeated: bool) -> Answer:
-        """See ``Answers``. A call that no client waits for any more is cancelled, and nothing of it is recorded."""
+        """See ``Responder``. A call is cancelled, and not recorded, when its last client has disconnected."""
         self._check(question)
-        call = next((one for one in reversed(self._calls) if repeated and one.question == question), None)
+        same = (call for call in reversed(self._calls) if repeated and call.question == question)
+        call = next(same, None)
         if call is None or call.failed:
-            line = self._line(question)
-            call = _Call(question, line, asyncio.create_task(self._ask(line, question)))
+            branch = self._branch(question)
+            call = _Call(question, branch, asyncio.create_task(self._ask(branch, question)))
             self._calls.append(call)
         call.waiting += 1
         try:
@@ -85,33 +86,34 @@ class Conversations:
                 call.job.cancel()
 
     async def close(self) -> None:
-        """Cancel what is being sampled."""
+        """Cancel unfinished calls."""
         jobs = [call.job for call in self._calls]
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
 
     def refused(self, error: BaseException, base_url: str) -> bool:
-        """Return whether an exception of the program is the refusal of a call for which there was no budget left: it
-        tells what the endpoint said, or names the endpoint, where its library knows no more."""
-        return bool(self.refusals) and any(USED_UP in text or base_url in text for text in _told(error))
+        """Return whether an exception of the program was caused by a call that was refused because a budget was
+        exhausted: it contains the endpoint's message, or, with some HTTP libraries, only its address."""
+        return bool(self.refusals) and any(USED_UP in text or base_url in text for text in _texts(error))
 
-    def _line(self, question: Question) -> Session:
-        """Return the line with the longest history that the question goes on with, or a branch."""
-        lines = self.recording.branches
-        asked, tools = question.messages, question.tools
-        busy = [call.line for call in self._calls if not call.job.done()]
-        free = [line for line in lines if line not in busy and line.extended_by(asked, tools)]
+    def _branch(self, question: Question) -> Session:
+        """Return the longest branch that the question extends, or a new one."""
+        branches = self.recording.branches
+        messages, tools = question.messages, question.tools
+        busy = [call.branch for call in self._calls if not call.job.done()]
+        free = [branch for branch in branches if branch not in busy and branch.extended_by(messages, tools)]
         if free:
-            return max(free, key=lambda line: len(line.messages))
-        if not lines:
+            return max(free, key=lambda branch: len(branch.messages))
+        if not branches:
             return Session(self.recording)
-        return max(lines, key=lambda line: line.common_prefix_length(asked, tools)).branch(asked, tools)
+        closest = max(branches, key=lambda branch: branch.common_prefix_length(messages, tools))
+        return closest.branch(messages, tools)
 
-    async def _ask(self, line: Session, question: Question) -> Answer:
+    async def _ask(self, branch: Session, question: Question) -> Answer:
         refusals = self.refusals
         try:
-            reply = await line.reply(question.messages, question.tools, question.limit)
+            reply = await branch.reply(question.messages, question.tools, question.limit)
         except LimitReached as reached:
             self.limit, self.refusals = reached.limit, refusals + 1
             raise limit_error(reached) from None
@@ -124,25 +126,25 @@ class Conversations:
             raise
         answer = answer_of(reply)
         cut = not answer.complete and len(answer.tokens) != question.limit
-        if self.refusals == refusals:  # none since this call was asked
+        if self.refusals == refusals:  # no call was refused since this one began
             self.limit = "reply" if cut else None
         return answer
 
     def _check(self, question: Question) -> None:
-        """How answers are sampled is the recipe's business, because log-probs are taken under its distribution."""
+        """Ignore requested sampling settings, with a warning, because log-probs are defined under the recipe's."""
         check_tools(self.recording.renderer, question)
         sampling = self.recording.sampling
-        if set(question.wanted.stop) - set(sampling.stop):
-            raise ApiError(400, "stop: texts that end a reply are set in the recipe, as sampling.stop", param="stop")
-        for name, value in asdict(question.wanted).items():
+        if set(question.sampling.stop) - set(sampling.stop):
+            raise ApiError(400, "stop: set the texts that end a reply in the recipe, as sampling.stop", param="stop")
+        for name, value in asdict(question.sampling).items():
             if name != "stop" and value is not None and value != getattr(sampling, name, None):
                 if name not in self._ignored:
-                    log.warning("the agent asks for %s = %s; the recipe's sampling stays as it is", name, value)
+                    log.warning("the agent requested %s = %s; ignored, the recipe's sampling applies", name, value)
                 self._ignored.add(name)
 
 
 def check_tools(renderer: Renderer, question: Question) -> None:
-    """Raises ``ApiError`` where the model can't be shown the tools, or its calls of them can't be read."""
+    """Raise ``ApiError`` if the chat template can't render the tools, or calls of them can't be parsed."""
     try:
         if question.tools:
             renderer.check_tools()
@@ -151,7 +153,7 @@ def check_tools(renderer: Renderer, question: Question) -> None:
 
 
 def answer_of(reply: Reply, call_ids: Iterator[str] | None = None) -> Answer:
-    """Return a reply as the endpoint gives it, its calls with these ids."""
+    """Return the answer of the endpoint; ``call_ids`` replace the ids of its tool calls."""
     completion, message = reply.completion, reply.message
     if completion.finish_reason == "aborted":
         raise ApiError(503, "the generator was closed")
@@ -162,20 +164,21 @@ def answer_of(reply: Reply, call_ids: Iterator[str] | None = None) -> Answer:
 
 
 def limit_error(reached: LimitReached) -> ApiError:
-    """A budget is used up: 400 for tokens, as OpenAI answers where a context is full, and 429 for all others."""
+    """Return the error for an exhausted budget: 400 for tokens, like OpenAI for a full context, otherwise 429."""
     if reached.limit == "tokens":
         return ApiError(400, str(reached), code="context_length_exceeded", param="messages")
     return ApiError(429, str(reached), code="limit_reached")
 
 
-def _told(error: BaseException) -> Iterator[str]:
-    """What an exception and its causes say, and the bodies of the HTTP answers that they stand for."""
+def _texts(error: BaseException) -> Iterator[str]:
+    """Yield the texts of an exception and its causes, and the addresses and bodies of their HTTP responses."""
     causes: list[BaseException] = [error]
-    for cause in causes:  # grows: what caused a cause is among them
+    for cause in causes:  # grows during the loop
         yield str(cause)
-        with contextlib.suppress(Exception):  # a foreign attribute may do anything
+        with contextlib.suppress(Exception):  # attributes of foreign classes may raise anything
             yield str(getattr(cause, "url", ""))
             yield str(getattr(getattr(cause, "response", None), "text", ""))
         inner = cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
-        found = (cause.__cause__, cause.__context__, *inner)
-        causes += [one for one in found if one is not None and not any(one is other for other in causes)]
+        reasons = (cause.__cause__, cause.__context__, *inner)
+        seen = set(map(id, causes))
+        causes += [reason for reason in reasons if reason is not None and id(reason) not in seen]

@@ -1,8 +1,8 @@
-"""A task set as a resources server of NeMo Gym: ``/seed_session`` and ``/verify`` over rows that name its tasks. Who
-trains with Gym can so be rewarded by whet's graders.
+"""A task set as a resources server of NeMo Gym: ``/seed_session`` and ``/verify`` for rows that name its tasks, so that
+training with Gym can use whet's graders.
 
-Gym's servers know no tokens. So that a page in a browser can't have answers graded, requests of pages (``Origin``) are
-refused, and on loopback those for another host. Bodies and connections are bounded as those of the endpoint.
+Gym's protocol has no access tokens. To keep web pages from using the server, requests of pages (``Origin``) are
+refused, and on loopback also requests for another host. Bodies and connections are bounded as in ``Endpoint``.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ from whet.tasks.isolated import IsolatedEnvironments
 
 log = logging.getLogger(__name__)
 
-_DEADLINE = 120.0  # seconds that one verification may take
-_CLOSING = 5  # seconds that answers in progress may take when it closes
+_DEADLINE = 120.0  # seconds for one verification
+_CLOSING = 5  # seconds for answers in progress at the close
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 async def check_single_turn(tasks: TaskSet) -> None:
-    """Raise ``ConfigError`` for a task set whose tasks can't be verified from one answer: they have tools."""
+    """Raise ``ConfigError`` if the tasks have tools, and so can't be verified from one answer."""
     first = next(iter([*tasks.tasks("train")[:1], *tasks.tasks("test")[:1]]), None)
     if first is None:
         raise ConfigError(f"{type(tasks).__name__} has no tasks")
@@ -63,9 +63,9 @@ async def check_single_turn(tasks: TaskSet) -> None:
 
 
 def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connections | None = None) -> Starlette:
-    """Return the server's application. A verification whose task is not done after one answer says so, and gives no
-    reward that counts (``mask_sample``)."""
-    known: dict[str, Task] = {task.uid: task for split in ("train", "test") for task in tasks.tasks(split)}
+    """Return the server's application. The verification of a task that is not done after one answer is masked
+    (``mask_sample``): its reward does not count."""
+    by_uid: dict[str, Task] = {task.uid: task for split in ("train", "test") for task in tasks.tasks(split)}
     environments = IsolatedEnvironments(tasks.open())
 
     @asynccontextmanager
@@ -74,17 +74,17 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
         await environments.close()
 
     async def seed_session(body: dict[str, Any]) -> Any:
-        given = body.get("resources_session_id")
-        return {} if given is None else {"resources_session_id": given}
+        session = body.get("resources_session_id")
+        return {} if session is None else {"resources_session_id": session}
 
     async def close_session(body: dict[str, Any]) -> Any:
         return {"resources_session_id": body.get("resources_session_id")}
 
     async def verify(body: dict[str, Any]) -> Any:
         uid = body.get(TASK)
-        task = known.get(uid) if isinstance(uid, str) else None
+        task = by_uid.get(uid) if isinstance(uid, str) else None
         if task is None:
-            raise ApiError(422, f"the row's {TASK!r} names none of the tasks")
+            raise ApiError(422, f"{TASK!r} of the row does not name a task of this task set")
         try:
             answer = final_text(body["response"])
         except (LookupError, TypeError, AttributeError) as problem:
@@ -94,12 +94,12 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
                 _, step = await play(environments.make(task), answer)
             reward = checked_score("reward", step.reward, f"of {uid}")
             scores = {name: checked_score(name, value, f"of {uid}") for name, value in step.scores.items()}
-        except Exception as problem:  # a failure of ours is no measurement of theirs
+        except Exception as problem:  # the answer must not be punished for an error of the grader
             reason = f"no grade within {_DEADLINE:g} s" if isinstance(problem, TimeoutError) else format_error(problem)
             log.warning("%s could not be verified: %s", uid, reason)
             return body | _masked("grader", reason)
         if not step.done:
-            return body | _masked("not_done", "the task takes more than one reply, and is verified from one")
+            return body | _masked("not_done", "the task needs more than one reply, but only one is verified")
         return body | {"reward": reward, "mask_sample": False, "reward_components": scores}
 
     async def status(request: Request) -> Response:
@@ -115,7 +115,7 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
 
 
 async def serve(tasks: TaskSet, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve until cancelled. ``ready`` is told the address. Raises ``ConfigError`` where it can't be had."""
+    """Serve until cancelled. ``ready`` is called with the address. Raises ``ConfigError`` if it can't listen there."""
     await check_single_turn(tasks)
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -143,10 +143,10 @@ def _masked(kind: str, reason: str) -> dict[str, Any]:
 
 
 async def _answer(handler: Handler, host: str, connections: Connections, request: Request) -> Response:
-    """Read the request, and turn errors into answers."""
+    """Return the handler's answer to a request; errors become error responses."""
     headers: dict[str, str] = {}
     try:
-        connections.works(request.client)
+        connections.authorized(request.client)
         _check_sender(request, host)
         return JSONResponse(await handler(_object(await read_body(request))))
     except ApiError as refused:
@@ -154,29 +154,29 @@ async def _answer(handler: Handler, host: str, connections: Connections, request
             headers["connection"] = "close"  # the rest of the body is not read
         return JSONResponse({"detail": str(refused)}, refused.status, headers)
     except ClientDisconnect:
-        return Response(status_code=499)  # which nobody reads
+        return Response(status_code=499)  # the client has disconnected
 
 
 def _object(content: bytes) -> dict[str, Any]:
     try:
-        found = STRICT.decode(content.decode())
-        if isinstance(found, dict):
-            return checked_arguments(found)
+        value = STRICT.decode(content.decode())
+        if isinstance(value, dict):
+            return checked_arguments(value)
     except (ValueError, RecursionError) as problem:
-        raise ApiError(422, f"the request can't be read: {why(problem)}") from None
+        raise ApiError(422, f"the request is invalid JSON: {why(problem)}") from None
     raise ApiError(422, "the request must be a JSON object")
 
 
 def _check_sender(request: Request, host: str) -> None:
-    """Raises ``ApiError`` for what a page in a browser may have sent."""
+    """Raise ``ApiError`` if a web page may have sent the request."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if "origin" in request.headers:
-        raise ApiError(403, "requests of pages in a browser are not answered")
+        raise ApiError(403, "requests of web pages are refused")
     if kind != "application/json":
-        raise ApiError(415, "the request must be of the type application/json")
-    asked = request.url.hostname or ""
-    if _is_loopback(host) and asked != host and not _is_loopback(asked):
-        raise ApiError(403, f"this server is {host}, and answers no requests for another host")
+        raise ApiError(415, "the content type must be application/json")
+    target = request.url.hostname or ""
+    if _is_loopback(host) and target != host and not _is_loopback(target):
+        raise ApiError(403, f"this server is {host}; requests for another host are refused")
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""The HTTP server of an endpoint: uvicorn's, over bounded connections."""
+"""The HTTP server of an endpoint: uvicorn with a bounded number of connections."""
 
 import asyncio
 import contextlib
@@ -10,20 +10,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from whet.endpoint.connections import Connections
 
-_AT_ONCE = 16  # connections that are accepted before others are closed
-_BACKLOG = 1024  # connections that the system holds until they are accepted
+_AT_ONCE = 16  # connections accepted at once, before idle ones can be closed
+_BACKLOG = 1024  # connections that wait in the kernel
 
 
 class Server(uvicorn.Server):
-    """Serves an application over bounded connections. Signals are the run's business."""
+    """Serves an application over bounded connections, and leaves signals to the run."""
 
     def __init__(self, settings: uvicorn.Config, connections: Connections) -> None:
         class Connection(H11Protocol):
-            """Tells ``connections`` what becomes of it."""
+            """Reports its state to ``connections``."""
 
             def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
                 super().connection_made(transport)
-                if self.client is None:  # it has gone already
+                if self.client is None:  # the client has already disconnected
                     transport.abort()
                 else:
                     connections.opened(self.client, transport)
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or []:
-            listener.listen(_BACKLOG)  # the setting says, too, how many are accepted at once
+            listener.listen(_BACKLOG)  # the setting ``backlog`` also bounds how many are accepted at once
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

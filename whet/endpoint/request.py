@@ -1,7 +1,7 @@
-"""The common part of both APIs: the question in a request, the answer to it, and an error as OpenAI's clients know it.
+"""The common part of both APIs: the question in a request, the answer to it, and errors in OpenAI's format.
 
-What a request asks for and whet can't do is refused by name, never ignored: an agent must not be trained under other
-settings than it believes. Knows no HTTP.
+Unsupported parameters are refused by name, never ignored: an agent must not be trained under other settings than its
+own. Independent of HTTP.
 """
 
 import json
@@ -34,7 +34,7 @@ _PIECE = 64  # characters of a streamed piece
 
 
 class ApiError(Exception):
-    """An answer other than 200."""
+    """An error with an HTTP status, in OpenAI's format."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -44,8 +44,8 @@ class ApiError(Exception):
 
 
 @dataclass(slots=True)
-class Wanted:
-    """How a client wants to be answered; None where it doesn't say."""
+class RequestedSampling:
+    """The sampling settings in a request; None for absent ones."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -53,34 +53,34 @@ class Wanted:
     min_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    strict: bool | None = None  # arguments of calls by their schemas
+    strict: bool | None = None  # True: arguments of calls must match their schemas
 
 
 @dataclass(slots=True)
 class Question:
-    """A conversation that waits for a reply."""
+    """A conversation that needs a reply."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
-    limit: int | None = None  # most tokens of the reply
-    wanted: Wanted = field(default_factory=Wanted)
+    limit: int | None = None  # maximal number of tokens of the reply
+    sampling: RequestedSampling = field(default_factory=RequestedSampling)
 
 
 @dataclass(slots=True)
 class Answer:
-    """The reply, with what was recorded of it."""
+    """The reply, with its tokens and log-probs."""
 
     message: Message
     prompt: list[int]
     tokens: list[int]
     logprobs: list[float]  # [len(tokens)]
-    complete: bool = True  # False: cut at its limit
-    cached: int = 0  # tokens of the prompt that were known
+    complete: bool = True  # False: cut at the limit
+    cached: int = 0  # tokens of the prompt that were in the prefix cache
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def recorded(self) -> dict[str, Any]:
-        """Return ids and log-probs under the names of NVIDIA's NeMo Gym."""
+        """Return token ids and log-probs under the names of NVIDIA's NeMo Gym."""
         return {
             "prompt_token_ids": self.prompt,
             "generation_token_ids": self.tokens,
@@ -89,11 +89,11 @@ class Answer:
 
 
 def only(*supported: Any) -> AfterValidator:
-    """Refuse all other values of a parameter."""
+    """Return a validator that refuses all other values of a parameter."""
 
     def check(value: Any) -> Any:
         if value not in supported:
-            shown = " or ".join(json.dumps(one) for one in supported)
+            shown = " or ".join(json.dumps(choice) for choice in supported)
             raise ValueError(f"{json.dumps(value)[:40]} is not supported, only {shown}")
         return value
 
@@ -119,15 +119,15 @@ class Function(BaseModel):
     description: Annotated[str, BeforeValidator(lambda text: "" if text is None else text)] = ""
     parameters: Parameters = {}
     strict: bool | None = None
-    """Arguments are never constrained while they are sampled."""
+    """Sampling never constrains arguments."""
 
     def schema_for_template(self) -> dict[str, Any]:
-        """Return it in the form that chat templates expect."""
+        """Return the function in the format of chat templates."""
         return {"type": "function", "function": self.model_dump(include={"name", "description", "parameters"})}
 
 
 class Request(BaseModel, ABC):
-    """Base of the requests of both APIs. An unknown parameter is refused; one that is null is as good as absent."""
+    """Base of the requests of both APIs. Unknown parameters are refused; null ones count as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -140,8 +140,8 @@ class Request(BaseModel, ABC):
     tool_choice: Annotated[JsonValue, only("auto", "none")] = "auto"
     parallel_tool_calls: Annotated[JsonValue, only(True)] = True
     return_token_ids: bool = False
-    """Show ids and log-probs of prompt and reply on the message."""
-    metadata: JsonValue = None  # from here on: known, and of no influence on the answer
+    """Add the token ids and log-probs of prompt and reply to the message."""
+    metadata: JsonValue = None  # this and the following have no effect on the answer
     user: JsonValue = None
     store: JsonValue = None
     service_tier: JsonValue = None
@@ -152,23 +152,23 @@ class Request(BaseModel, ABC):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: object) -> object:
-        return {key: one for key, one in value.items() if one is not None} if isinstance(value, dict) else value
+        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
 
     @abstractmethod
     def question(self) -> Question:
-        """Return what is asked."""
+        """Return the question in the request."""
 
     @abstractmethod
     def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
-        """Return the whole answer as JSON. ``decode`` gives the text of tokens."""
+        """Return the complete answer as JSON. ``decode`` returns the text of tokens."""
 
     @abstractmethod
     def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
-        """Return the server-sent events that make up ``body``."""
+        """Return the server-sent events of ``body``."""
 
 
 def read(kind: type[R], body: bytes) -> R:
-    """Return the request. Raises ``ApiError`` naming the parameter that is wrong or not supported."""
+    """Return the request. Raises ``ApiError`` that names an invalid or unsupported parameter."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -186,13 +186,13 @@ def outgoing(call: ToolCall) -> tuple[str, str, str]:
 
 
 def incoming(id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
-    """Return the call that a client sends back."""
+    """Return a call that a client sent back in whet's form."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def name_results(messages: list[Message]) -> list[Message]:
-    """Fill in the tool's name in results, which clients give by the id of the call alone. Raises ``ApiError`` where
-    there is nothing to reply to."""
+    """Add the tool's name to results, which clients identify only by the id of the call. Raises ``ApiError`` if
+    no message needs a reply."""
     names: dict[str, str] = {}
     for message in messages:
         names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", [])}
@@ -204,10 +204,10 @@ def name_results(messages: list[Message]) -> list[Message]:
 
 
 def strict_of(tools: Iterable[Function]) -> bool | None:
-    """Whether a client wants the arguments of a call to follow their schema."""
+    """Return True if a client requires arguments that match the schema of any tool, else None."""
     return True if any(tool.strict for tool in tools) else None
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut a text for streaming."""
+    """Split a text for streaming."""
     return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))

@@ -1,5 +1,5 @@
-"""``/v1/responses``: its requests, its answers, whole or streamed. What a conversation holds is a list of items here,
-several of which make up one reply of the model."""
+"""``/v1/responses``: its requests and its answers, complete or streamed. In this API a conversation is a list of items;
+a reply of the model consists of one or more of them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -15,9 +15,9 @@ from whet.endpoint.request import (
     Function,
     Question,
     Request,
+    RequestedSampling,
     Text,
     TextOrParts,
-    Wanted,
     incoming,
     name_results,
     only,
@@ -28,7 +28,7 @@ from whet.endpoint.request import (
 
 
 class MessageItem(BaseModel):
-    """Somebody's words."""
+    """A message."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: TextOrParts
@@ -50,7 +50,7 @@ class ResultItem(BaseModel):
 
 
 class ReasoningItem(BaseModel):
-    """What the model thought."""
+    """The reasoning of the model."""
 
     content: Text = ""
 
@@ -73,13 +73,13 @@ Item = Annotated[
 
 
 class FlatTool(Function):
-    """A function, as this API writes it."""
+    """A function, flat as in this API."""
 
     type: Literal["function"]
 
 
 class ResponsesRequest(Request):
-    """See OpenAI's reference of responses."""
+    """A request; see OpenAI's reference of responses."""
 
     input: Annotated[list[Item], BeforeValidator(_as_items)]
     instructions: str | None = None
@@ -96,9 +96,9 @@ class ResponsesRequest(Request):
         tools = [tool.schema_for_template() for tool in self.tools] if self.tool_choice == "auto" else []
         messages = _messages(self.input)
         if self.instructions:
-            messages.insert(0, _said("system", self.instructions))
-        wanted = Wanted(self.temperature, self.top_p, self.top_k, self.min_p, strict=strict_of(self.tools))
-        return Question(name_results(messages), tools or None, self.max_output_tokens, wanted)
+            messages.insert(0, _message("system", self.instructions))
+        sampling = RequestedSampling(self.temperature, self.top_p, self.top_k, self.min_p, strict=strict_of(self.tools))
+        return Question(name_results(messages), tools or None, self.max_output_tokens, sampling)
 
     def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
         status = "completed" if answer.complete else "incomplete"
@@ -136,24 +136,24 @@ class ResponsesRequest(Request):
             yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
 
-def _said(role: str, content: Content) -> Message:
+def _message(role: str, content: Content) -> Message:
     return {"role": "system" if role == "developer" else role, "content": content}
 
 
 def _messages(items: list[Any]) -> list[Message]:
-    """Join the items of each reply of the model: what it thought, its words, its calls."""
+    """Join the items of each reply of the model: its reasoning, its text, its calls."""
     messages: list[Message] = []
-    replying = False  # the last message is a reply that more items may belong to
+    replying = False  # the last message is a reply that may continue
     for item in items:
-        own = not isinstance(item, ResultItem) and (not isinstance(item, MessageItem) or item.role == "assistant")
-        if not own:
+        by_model = not isinstance(item, ResultItem) and (not isinstance(item, MessageItem) or item.role == "assistant")
+        if not by_model:
             role = "tool" if isinstance(item, ResultItem) else item.role
-            messages.append(_said(role, item.output if isinstance(item, ResultItem) else item.content))
+            messages.append(_message(role, item.output if isinstance(item, ResultItem) else item.content))
             if isinstance(item, ResultItem):
                 messages[-1]["tool_call_id"] = item.call_id
         else:
             if not replying or isinstance(item, ReasoningItem) or (isinstance(item, MessageItem) and _full(messages)):
-                messages.append(_said("assistant", ""))
+                messages.append(_message("assistant", ""))
             reply = messages[-1]
             if isinstance(item, CallItem):
                 reply.setdefault("tool_calls", []).append(incoming(item.call_id, item.name, item.arguments))
@@ -161,7 +161,7 @@ def _messages(items: list[Any]) -> list[Message]:
                 reply["reasoning_content"] = item.content
             else:
                 reply["content"] = text_of(item.content)
-        replying = own
+        replying = by_model
     return messages
 
 
@@ -170,13 +170,13 @@ def _full(messages: list[Message]) -> bool:
 
 
 def _items(answer: Answer, status: str) -> Iterator[dict[str, Any]]:
-    said = answer.message
-    calls = said.get("tool_calls", [])
-    if thought := said.get("reasoning_content"):
-        content = [{"type": "reasoning_text", "text": thought}]
+    reply = answer.message
+    calls = reply.get("tool_calls", [])
+    if reasoning := reply.get("reasoning_content"):
+        content = [{"type": "reasoning_text", "text": reasoning}]
         yield {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": content}
-    if said["content"] or not calls:
-        part = {"type": "output_text", "text": said["content"], "annotations": []}
+    if reply["content"] or not calls:
+        part = {"type": "output_text", "text": reply["content"], "annotations": []}
         common = {"id": f"msg_{answer.id}", "status": status}
         yield {"type": "message", "role": "assistant", "content": [part], **common}
     for number, call in enumerate(calls):

@@ -1,4 +1,4 @@
-"""The HTTP routes of an endpoint: requests are read, given to whoever answers, and errors become answers."""
+"""The HTTP routes of an endpoint: they read requests, pass them to the responder, and return answers and errors."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Tokenize(BaseModel):
-    """A text or a conversation to be counted, as vLLM's route of this name takes it."""
+    """A text or a conversation to tokenize, in the format of vLLM's route of this name."""
 
     prompt: str | None = None
     messages: list[ChatMessage] = []
@@ -54,54 +54,54 @@ class Routes:
         return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
     async def _ask(self, kind: type[Request], request: HttpRequest) -> Response:
-        answers = self._endpoint.answers_of(request)
-        asked = read(kind, await read_body(request))
-        if self._endpoint.model is not None and asked.model != self._endpoint.model:
-            raise self._endpoint.unknown(asked.model)
+        responder = self._endpoint.responder(request)
+        call = read(kind, await read_body(request))
+        if self._endpoint.model is not None and call.model != self._endpoint.model:
+            raise self._endpoint.unknown_model(call.model)
         repeated = request.headers.get("x-stainless-retry-count", "0") != "0"
-        answer = await _while_connected(request, answers.answer(asked.question(), repeated))
-        body = asked.body(answer, self._endpoint.renderer.decode)
-        if not asked.stream:
+        answer = await _while_connected(request, responder.answer(call.question(), repeated))
+        body = call.body(answer, self._endpoint.renderer.decode)
+        if not call.stream:
             return JSONResponse(body)
-        return StreamingResponse(asked.stream_of(body), media_type="text/event-stream")
+        return StreamingResponse(call.stream_of(body), media_type="text/event-stream")
 
     async def _models(self, request: HttpRequest) -> Response:
-        self._endpoint.answers_of(request)
-        wanted = request.path_params.get("name")
-        if self._endpoint.model is not None and wanted not in (None, self._endpoint.model):
-            raise self._endpoint.unknown(wanted)
-        model = {"id": self._endpoint.model or wanted or "policy", "object": "model", "created": 0, "owned_by": "whet"}
-        if wanted is not None:
+        self._endpoint.responder(request)
+        name = request.path_params.get("name")
+        if self._endpoint.model is not None and name not in (None, self._endpoint.model):
+            raise self._endpoint.unknown_model(name)
+        model = {"id": self._endpoint.model or name or "policy", "object": "model", "created": 0, "owned_by": "whet"}
+        if name is not None:
             return JSONResponse(model)
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _tokenize(self, request: HttpRequest) -> Response:
-        longest = self._endpoint.answers_of(request).longest
-        asked = read(Tokenize, await read_body(request))
-        tools = [tool.function.schema_for_template() for tool in asked.tools]
-        text: Message = {"role": "user", "content": asked.prompt or ""}
-        messages = [one.message() for one in asked.messages] if asked.prompt is None else [text]
+        longest = self._endpoint.responder(request).longest
+        content = read(Tokenize, await read_body(request))
+        tools = [tool.function.schema_for_template() for tool in content.tools]
+        text: Message = {"role": "user", "content": content.prompt or ""}
+        messages = [message.message() for message in content.messages] if content.prompt is None else [text]
         if self._endpoint.renderer.longer_than(longest, messages, tools):
-            raise ApiError(400, f"that has more than {longest} tokens, the most that the model can be shown")
-        if asked.prompt is not None:
-            tokens = self._endpoint.renderer.encode_text(asked.prompt)
+            raise ApiError(400, f"the text has more than {longest} tokens, the maximum of the model")
+        if content.prompt is not None:
+            tokens = self._endpoint.renderer.encode_text(content.prompt)
         else:
             tokens = self._endpoint.renderer.render_prompt(messages, tools or None)
         return JSONResponse({"count": len(tokens), "tokens": tokens})
 
 
 async def _while_connected(request: HttpRequest, answering: Coroutine[Any, Any, T]) -> T:
-    """Return the answer; cancel it where the client has gone. Raises ``ClientDisconnect``."""
-    answer, gone = asyncio.create_task(answering), asyncio.create_task(_disconnected(request))
+    """Return the answer; cancel it if the client disconnects. Raises ``ClientDisconnect``."""
+    answer, disconnected = asyncio.create_task(answering), asyncio.create_task(_disconnected(request))
     try:
-        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise ClientDisconnect
         return answer.result()
     finally:
         answer.cancel()
-        gone.cancel()
-        await asyncio.gather(answer, gone, return_exceptions=True)
+        disconnected.cancel()
+        await asyncio.gather(answer, disconnected, return_exceptions=True)
 
 
 async def _disconnected(request: HttpRequest) -> None:
@@ -110,7 +110,7 @@ async def _disconnected(request: HttpRequest) -> None:
 
 
 def _guarded(route: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[HttpRequest], Awaitable[Response]]:
-    """Turn errors into answers."""
+    """Return the route with errors as responses."""
 
     async def answer(request: HttpRequest) -> Response:
         try:
@@ -120,7 +120,7 @@ def _guarded(route: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[H
         except DataError as error:
             return _refused(ApiError(400, str(error)))
         except ClientDisconnect:
-            return Response(status_code=499)  # which nobody reads
+            return Response(status_code=499)  # the client has disconnected
         except Exception as error:
             log.exception("a call of the endpoint failed")
             return _refused(ApiError(500, str(error) if isinstance(error, WhetError) else type(error).__name__))

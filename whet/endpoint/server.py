@@ -3,8 +3,8 @@
     agent ──bearer token──► Endpoint ──► Conversations, of one episode ──► Session ──► generator
                                     └──► ServedModel (whet serve)      ──► Session ──► generator
 
-It runs in the event loop of the run and listens on loopback unless told otherwise. Each token leads to one episode;
-when that has ended, its calls are answered with 410.
+It runs in the event loop of the run and listens on loopback by default. Each token belongs to one episode; after the
+end of the episode, its calls are answered with 410.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.chat.renderer import Renderer
 from whet.endpoint.connections import Connections
-from whet.endpoint.conversations import Answers
+from whet.endpoint.conversations import Responder
 from whet.endpoint.request import ApiError
 from whet.tasks.base import Address
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
     from whet.endpoint.http_server import Server
 
-_CLOSING = 5  # seconds that answers in progress may take when it closes
-_REMEMBERED = 10_000  # tokens of episodes that have ended
+_CLOSING = 5  # seconds for answers in progress at the close
+_REMEMBERED = 10_000  # number of tokens of ended episodes that are remembered
 
 
 class Endpoint:
-    """Starts with ``start``. ``model`` is the one name that requests may give; None: they may give any."""
+    """An HTTP server, started by ``start``. ``model``: the only model name that requests may use; None: any name."""
 
     def __init__(self, renderer: Renderer, *, model: str | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
         self.renderer, self.model, self.host, self.port = renderer, model, host, port
-        self._open: dict[str, Answers] = {}
+        self._open: dict[str, Responder] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._server: Server | None = None
         self._connections = Connections()
@@ -45,13 +45,13 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """The address that clients take as their ``base_url``."""
+        """The address for clients, their ``base_url``."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/v1"
 
     def start(self) -> None:
-        """Listen, unless it does already. Needs a running event loop. Raises ``ConfigError`` where the address can't be
-        had."""
+        """Start listening, unless it already does. Needs a running event loop. Raises ``ConfigError`` if it can't
+        listen at the address."""
         if self._serving is not None:
             return
         with extra("serve", "the OpenAI API of an endpoint"):
@@ -79,10 +79,10 @@ class Endpoint:
         self._serving = asyncio.create_task(self._server.serve([listener]))
 
     @contextlib.contextmanager
-    def open(self, answers: Answers, token: str | None = None) -> Iterator[Address]:
-        """Answer the calls that come with a token, by default a random one, while the context is open."""
+    def open(self, responder: Responder, token: str | None = None) -> Iterator[Address]:
+        """Answer the calls with a token, by default a random one, while the context is open."""
         token = token or secrets.token_urlsafe(32)
-        self._open[token] = answers
+        self._open[token] = responder
         try:
             yield Address(self.url, token)
         finally:
@@ -96,21 +96,21 @@ class Endpoint:
             await self._serving
 
     async def until_closed(self) -> None:
-        """Wait for the server's end."""
-        assert self._serving is not None, "start comes first"
+        """Wait until the server has ended."""
+        assert self._serving is not None, "the endpoint was not started"
         await asyncio.shield(self._serving)
 
-    def unknown(self, wanted: str) -> ApiError:
+    def unknown_model(self, name: str) -> ApiError:
         """Return the error for a model that is not served."""
-        what = f"the model {wanted!r} does not exist; known: {self.model}"
-        return ApiError(404, what, code="model_not_found", param="model")
+        message = f"the model {name!r} does not exist; known: {self.model}"
+        return ApiError(404, message, code="model_not_found", param="model")
 
-    def answers_of(self, request: "HttpRequest") -> Answers:
-        """Return what answers a request, by its token. Raises ``ApiError`` for a token that is not open."""
+    def responder(self, request: "HttpRequest") -> Responder:
+        """Return the responder of a request's token. Raises ``ApiError`` for an unknown token or an ended episode."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or (token not in self._open and token not in self._ended):
-            raise ApiError(401, "a valid token is needed: Authorization: Bearer TOKEN", code="invalid_api_key")
+            raise ApiError(401, "the request needs a valid token: Authorization: Bearer TOKEN", code="invalid_api_key")
         if token not in self._open:
             raise ApiError(410, "the episode of this token has ended", code="episode_ended")
-        self._connections.works(request.client)
+        self._connections.authorized(request.client)
         return self._open[token]

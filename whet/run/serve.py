@@ -32,9 +32,10 @@ class ServedModel:
         self.calls = 0
 
     async def answer(self, question: Question, repeated: bool) -> Answer:
-        """See ``Answers``."""
+        """See ``Responder``."""
         self.calls += 1
-        seed = derive_seed(self.seed, "serve", self.calls) if question.wanted.seed is None else question.wanted.seed
+        requested = question.sampling.seed
+        seed = derive_seed(self.seed, "serve", self.calls) if requested is None else requested
         sampling = _sampling(question, self.longest)
         recording = Recording(self.generator, self.renderer, sampling, f"call {self.calls}", abs(seed))
         check_tools(self.renderer, question)
@@ -53,7 +54,7 @@ def _drawn_ids() -> Iterator[str]:
 
 
 def _sampling(question: Question, context: int) -> Sampling:
-    asked = question.wanted
+    asked = question.sampling
     named = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k, "min_p": asked.min_p}
     given = {name: value for name, value in named.items() if value is not None}
     if given.get("top_k") == -1:

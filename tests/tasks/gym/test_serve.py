@@ -157,5 +157,5 @@ def test_it_listens_until_it_is_ended() -> None:
             await asyncio.wait([serving], timeout=60)
         return reward, foreign.json()["detail"]
 
-    assert asyncio.run(go()) == (1.0, "requests of pages in a browser are not answered")
+    assert asyncio.run(go()) == (1.0, "requests of web pages are refused")
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
