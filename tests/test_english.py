@@ -73,7 +73,7 @@ CLEAN = (
     "whet/cluster/",
     "whet/config/",
     "whet/core/",
-    "whet/data/in_memory.py",
+    "whet/data/",
     "whet/diagnose/",
     "whet/distillation/",
     "whet/endpoint/",

@@ -137,7 +137,7 @@ def test_math_rows_are_filtered_by_difficulty_and_unanswered_ones_dropped(tmp_pa
     assert "11 rows, 4 kept" in caplog.text
     with pytest.raises(ValidationError, match="min_difficulty"):
         Math(path=path, min_difficulty=5.0, max_difficulty=1.0)
-    with pytest.raises(DataError, match="nothing is left"):
+    with pytest.raises(DataError, match="no row is left"):
         Math(path=path, test_size=0, min_difficulty=99.0).tasks("train")
     bare = write(tmp_path / "bare.jsonl", [{"problem": "p", "answer": "1"}])
     with pytest.raises(DataError, match=r"bare.jsonl:1: field 'difficulty' is missing"):

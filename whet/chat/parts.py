@@ -1,4 +1,4 @@
-"""Contents in parts as a chat template takes them: as parts if it writes the texts of parts, and otherwise as text."""
+"""Contents in parts, passed to a chat template as parts if it writes their texts, and otherwise as text."""
 
 import contextlib
 from collections.abc import Callable, Sequence

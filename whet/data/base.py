@@ -1,16 +1,16 @@
-"""The base of a recipe's section ``data``: a task set, whose tasks the policy answers, or rows to learn from."""
+"""The base of a recipe's section ``data``: a task set, whose tasks the policy answers, or rows to train on."""
 
 from whet.config import Config
 
 
 class Data(Config):
-    """Base of ``TaskSet`` and ``Rows``. An algorithm names those that it can learn from."""
+    """Base of ``TaskSet`` and ``Rows``. An algorithm names the subclasses that it can train on."""
 
     @property
     def groups_per_step(self) -> int | None:
-        """Groups that one step learns from; None where ``rollouts.prompts_per_step`` decides."""
+        """Return the number of groups in a step; None if ``rollouts.prompts_per_step`` sets it."""
         return None
 
     def warnings(self) -> list[str]:
-        """Return what is allowed but rarely meant, for people to see when a run begins. By default nothing."""
+        """Return warnings about valid but unusual settings, which are shown when a run begins. By default none."""
         return []

@@ -1,4 +1,4 @@
-"""The objects of JSONL files, each with the place where it stands. Knows no field."""
+"""The objects of JSONL files, each with its file and line."""
 
 import codecs
 import gzip
@@ -14,11 +14,11 @@ Placed = tuple[str, dict[str, Any]]  # ("train.jsonl:17", an object)
 
 
 def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
-    """The objects of a file; blank lines and a byte order mark are allowed. ``nan_is_null``: ``NaN``, which tables
-    write for a cell that is missing, is read as null.
+    """Return the objects of a file. Blank lines and a byte order mark are allowed. With ``nan_is_null``, ``NaN``, which
+    tables have for a missing cell, is read as null.
 
-    Raises ``DataError`` for a file that can't be read or holds no row, and, naming the line, for one that is not a JSON
-    object, has a key twice or a number that is not finite.
+    Raises ``DataError`` for a file that can't be read or has no rows, and, naming the line, for a line that is not a
+    JSON object, or has a duplicate key or a number that is not finite.
     """
     rows = list(iterate_jsonl(path, nan_is_null))
     if not rows:

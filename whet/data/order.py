@@ -1,4 +1,4 @@
-"""The order in which tasks or rows are drawn: shuffled anew each epoch, without end, resumable. Knows only numbers."""
+"""The order in which tasks or rows are drawn: endless, shuffled again in each epoch, and resumable."""
 
 import random
 from typing import Any
@@ -17,12 +17,12 @@ class TaskOrder:
     """
 
     def __init__(self, count: int, seed: int = 0, shuffle: bool = True):
-        """Over ``range(count)``; ``shuffle`` off: in the given order."""
+        """Order ``range(count)``; without ``shuffle``, in ascending order."""
         if count < 1:
             raise ConfigError("there is nothing to draw from: the task set or data set is empty")
         self.count, self.seed, self.shuffle = count, seed, shuffle
         self.epoch = 0  # of the last index drawn
-        self.cursor = 0  # how many were drawn in that epoch
+        self.cursor = 0  # number of indices drawn in that epoch
         self._order = self._of_epoch(0)
 
     def next(self) -> int:
@@ -34,18 +34,18 @@ class TaskOrder:
         return self._order[self.cursor - 1]
 
     def state(self) -> dict[str, int]:
-        """JSON values for a checkpoint."""
+        """Return the position as JSON values, for a checkpoint."""
         return {"epoch": self.epoch, "cursor": self.cursor, "count": self.count}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there. Raises ``ConfigError`` when the number of tasks is another than it was."""
+        """Continue from a position. Raises ``ConfigError`` if the number of tasks has changed."""
         if state["count"] != self.count:
             raise ConfigError(
                 f"the checkpoint was made with {state['count']} tasks or rows, now there are {self.count}: "
-                "resume with the same data, or start anew"
+                "resume with the same data, or start a new run"
             )
         if not 0 <= state["cursor"] <= self.count or state["epoch"] < 0:
-            raise ConfigError(f"the checkpoint holds an impossible position in the data: {state}")
+            raise ConfigError(f"the checkpoint has an impossible position in the data: {state}; it is damaged")
         self.epoch, self.cursor = state["epoch"], state["cursor"]
         self._order = self._of_epoch(self.epoch)
 

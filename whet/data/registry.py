@@ -1,4 +1,4 @@
-"""The kinds of rows that a recipe can name: those of whet and of every installed distribution."""
+"""The kinds of rows that a recipe can name: the built-in kinds, and kinds of installed distributions."""
 
 from whet.config.entry_points import EntryPoints
 

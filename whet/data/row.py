@@ -1,5 +1,5 @@
-"""Rows as typed values: a subclass of ``Row`` names the fields that it needs, and what is wrong with a row is a
-``DataError`` with its file, line and field. Knows no tokenizer and no environment."""
+"""Rows as typed values. A subclass of ``Row`` declares the fields that it needs, and a wrong row is a ``DataError``
+with its file, line and field."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -24,8 +24,8 @@ _WRONG = {
 
 
 def unicode(text: str) -> str:
-    """Return the text. Raises ``ValueError`` for half a surrogate pair, which JSON can write and no tokenizer can
-    take."""
+    """Return the text. Raises ``ValueError`` for half a surrogate pair, which JSON can contain but tokenizers
+    reject."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -43,7 +43,7 @@ Text = Annotated[str, AfterValidator(unicode), AfterValidator(_not_blank)]
 
 
 class Row(BaseModel):
-    """One object of a file or data set. Fields that it doesn't name are kept as they are.
+    """One object of a file or data set. Fields that the class doesn't declare are kept unchanged.
 
     >>> class Question(Row):
     ...     question: Text
@@ -59,12 +59,12 @@ class Row(BaseModel):
 
     @property
     def where(self) -> str:
-        """Its place, e.g. ``train.jsonl:17``."""
+        """Return the place of the row, e.g. ``train.jsonl:17``."""
         return self._where
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return the object as it stands there, whatever the fields made of it."""
+        """Return the object of the file, before the fields were validated."""
         return self._given
 
     @classmethod
@@ -85,10 +85,10 @@ R = TypeVar("R", bound=Row)
 def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None, nan_is_null: bool = False) -> list[R]:
     """Return the rows of a data file, a folder or a pattern (see ``read_file``), of a JSONL file on the web
     (``https://...#sha256=...``, with its hash) or, as ``hf:name:config:split``, of a data set on the Hugging Face Hub.
-    ``columns`` says what fields are called there, and wins over a field that has the name already; ``nan_is_null``: see
-    ``read_jsonl``.
+    ``columns`` maps fields to the file's columns, and replaces columns with the name of such a field; ``nan_is_null``:
+    see ``read_jsonl``.
 
-    Raises ``DataError`` for what can't be read, and for the first row that is wrong.
+    Raises ``DataError`` for a file that can't be read, and for the first wrong row.
     """
     return [kind.of(*placed) for placed in placed_rows(path, columns, nan_is_null)]
 
@@ -101,9 +101,9 @@ def placed_rows(
     columns = columns or {}
 
     def renamed(values: dict[str, Any]) -> dict[str, Any]:
-        found = {name: values[there] for name, there in columns.items() if there in values}
-        hidden = found.keys() | set(columns.values())
-        return found | {name: value for name, value in values.items() if name not in hidden}
+        fields = {name: values[column] for name, column in columns.items() if column in values}
+        replaced = fields.keys() | set(columns.values())
+        return fields | {name: value for name, value in values.items() if name not in replaced}
 
     if path.startswith(("https://", "http://")):
         path = str(fetch_file(path))

@@ -1,4 +1,4 @@
-"""Rows of conversations: messages that are checked one by one, and in the order in which they can be learned from."""
+"""Rows of conversations. Each message is validated, and the order of messages must allow training on the replies."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -56,15 +56,15 @@ Answered = Annotated[_Messages, BeforeValidator(_said_by("assistant"))]
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """A conversation that ends in a reply to learn from."""
+    """A conversation that ends with a reply to train on."""
 
-    field: str  # of the row, that the reply stands in
+    field: str  # the row's field with the reply
     messages: list[Message]
     reward: float = 0.0
 
 
 def _of_json(tools: Any) -> Any:
-    """Tables hold lists of objects that differ as JSON text."""
+    """Return the tools, which tables have as a text of JSON because the objects differ."""
     if not isinstance(tools, str):
         return tools
     try:
@@ -91,15 +91,15 @@ class Example(Row, ABC):
     @property
     @abstractmethod
     def answers(self) -> list[Answer]:
-        """Return what there is to learn from. Raises ``ValueError`` naming a field that is missing for it."""
+        """Return the answers to train on. Raises ``ValueError`` naming a missing field."""
 
     @property
     def question(self) -> list[Message]:
-        """The messages that are replied to."""
+        """Return the messages before the reply."""
         return self.answers[0].messages[:-1]
 
     def output(self) -> dict[str, Any]:
-        """Return the row as JSON values in the fields that are read here, whatever form it was published in."""
+        """Return the row as JSON values, in the fields of this class regardless of its published form."""
         return {"messages": self.answers[0].messages} | ({"tools": self.tools} if self.tools else {})
 
     @model_validator(mode="after")
@@ -177,8 +177,8 @@ class Pair(Example):
 
 
 class Preference(Pair):
-    """``chosen`` and ``rejected``, each a text or a list of messages, and the ``prompt`` of both. Without one, it is
-    what both begin with."""
+    """``chosen`` and ``rejected``, each a text or a list of messages, and the ``prompt`` of both. Without a prompt, the
+    messages that both begin with are the prompt."""
 
     prompt: Asked = Field(default=[])
     chosen: Answered
@@ -219,8 +219,8 @@ def as_messages(checked: list[dict[str, Any]]) -> list[Message]:
 
 
 def _check(name: str, messages: list[Message]) -> None:
-    """Raises ``ValueError`` unless the messages begin with something to reply to, end with a reply, and never hold two
-    replies in a row."""
+    """Raise ``ValueError`` unless the messages begin with another message than a reply, end with a reply, and never
+    have two replies in a row."""
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not replies or replies[-1] != len(messages) - 1:
         raise ValueError(f"field {name!r} must end with a reply of the assistant")

@@ -31,9 +31,9 @@ Groups = dict[Literal["train", "test"], MappedRows[Example]]
 
 
 class Rows(Data):
-    """A file of examples, and those of them that are held out to measure on. Subclasses name the kind of row.
+    """Examples of a file, split into training and test rows. Subclasses set the kind of row.
 
-    No prompt is in both splits, not even where the files share it: rows with one prompt stay together.
+    No prompt is in both splits, even if both files contain it: rows with the same prompt stay together.
     """
 
     kind: ClassVar[type[Example]]
@@ -42,17 +42,18 @@ class Rows(Data):
     """A file (JSONL, JSON, CSV, TSV, Parquet, Arrow), a folder or a pattern (``rows/*.parquet``), or
     ``hf:name:config:split`` for a data set on the Hugging Face Hub."""
     test_path: str | None = None
-    """Rows to measure on; None: some rows of ``path`` are held out, chosen by a hash of their prompts."""
+    """Test rows; None: some rows of ``path`` are held out, chosen by a hash of their prompts."""
     test_size: int = Field(default=64, ge=0)
-    """About so many rows to measure on at most; held out of ``path``, never more than a tenth of it."""
+    """Approximate most test rows. At most a tenth of ``path`` is held out."""
     columns: dict[str, str] = Field(default={})
-    """What the fields are called in the file, where they have other names: ``{prompt: question}``."""
+    """Columns of the file with other names than the fields, as in ``{prompt: question}``."""
     train_on: TrainOn = "assistant"
-    """Every reply, the last one only, or all tokens but the first. A reward model reads conversations as a whole."""
+    """The trained tokens: of every reply, of the last reply, or all but the first. A reward model reads whole
+    conversations."""
     max_tokens: int | None = Field(default=None, ge=2)
-    """Longer rows are left out, and counted."""
+    """Longest row in tokens. Longer rows are dropped, and counted."""
     batch_size: int = Field(default=8, gt=0, le=1_000_000)
-    """Rows that one step learns from."""
+    """Rows of one training step."""
 
     @property
     def groups_per_step(self) -> int:
@@ -68,8 +69,8 @@ class Rows(Data):
         return Group(uid=row.where, task=Task(row.where, row.question, facts), episodes=episodes)
 
     def groups(self, renderer: Renderer, *, judging: bool = False) -> Groups:
-        """One group per row of each split, rendered when drawn; with ``judging`` laid out for a reward model. All rows
-        are read and checked now. Raises ``DataError`` for what can't be read or is wrong."""
+        """Return one group per row of each split, rendered when drawn; with ``judging``, for a reward model. All rows
+        are read and validated now. Raises ``DataError`` for a file that can't be read, or a wrong row."""
         reasons = set[str]()
 
         def bounded(row: Example) -> Group | str:
@@ -95,7 +96,7 @@ class Rows(Data):
         return {"train": MappedRows(train, bounded), "test": MappedRows(held_out, bounded)}
 
     def read(self) -> tuple[Sequence[Example], Sequence[Example] | None]:
-        """Return the rows, and those of the test split where it is known."""
+        """Return the rows, and the rows of the test file; None without one."""
         rows = read_rows(self.path, self.kind, self.columns)
         return rows, None if self.test_path is None else read_rows(self.test_path, self.kind, self.columns)
 
@@ -114,13 +115,13 @@ class Rows(Data):
 
 
 class SupervisedRows(Rows):
-    """Conversations whose replies are to be learned."""
+    """Conversations whose replies are trained on."""
 
     kind = Conversation
 
 
 class ScoredRows(Rows):
-    """Conversations with a number ``score``, which a reward model learns to give the last reply."""
+    """Conversations with a number ``score`` of the last reply, on which a reward model is trained."""
 
     kind = Scored
     train_on: TrainOn = "last_assistant"
@@ -142,9 +143,9 @@ class PreferenceRows(Rows):
 
 
 def judged(group: Group, renderer: Renderer) -> Group:
-    """Return the group as a reward model reads it: each conversation as the chat template writes it, and one token
-    more. That token is the only trained one. It is never seen, as nothing follows it: it holds the place whose
-    predictor is the conversation's last token, where the score is read."""
+    """Return the group for a reward model: each conversation as the chat template renders it, and one more token, the
+    only trained one. The model doesn't read that token: its prediction is made at the conversation's last token, where
+    the score is read."""
     episodes = []
     for episode in group.episodes:
         tokens = renderer.render_whole(episode.messages, group.task.data.get("tools"))
@@ -154,8 +155,8 @@ def judged(group: Group, renderer: Renderer) -> Group:
 
 
 def render_conversation(row: Example, answer: Answer, renderer: Renderer, train_on: TrainOn) -> Trajectory:
-    """The spans of an answer, as a rollout would have appended them. Raises ``DataError`` naming the row where the chat
-    template can't render it, or leaves out tools, their calls or their results."""
+    """Return the trajectory of an answer, with the spans that a rollout would append. Raises ``DataError`` naming the
+    row if the chat template can't render it, or omits tools, their calls or their results."""
     where = f"{row.where}: field {answer.field!r}"
     try:
         spans = _spans(answer.messages, row.tools, renderer, train_on)

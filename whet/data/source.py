@@ -1,6 +1,6 @@
-"""The interface of a source of groups, and a data set as one: the counterpart of sampling for training on given text.
+"""The interface of a source of groups, and data sets as sources: training on rows instead of rollouts.
 
-Rows become groups when they are drawn. Knows no tokenizer; what maps a row to a group does.
+Rows are converted to groups when they are drawn.
 """
 
 from collections import Counter
@@ -25,28 +25,28 @@ class Source(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
     async def next_groups(self) -> list[Group]:
-        """One step's groups."""
+        """Return the groups of one step."""
         ...
 
     async def published(self, version: int) -> None:
-        """The groups last handed over have been learned from; the result is version ``version``."""
+        """Note that the groups of the last step were trained on; the weights are version ``version``."""
         ...
 
     def tally(self) -> tuple[Metrics, Timing]:
-        """Metrics and timing since the last call."""
+        """Return the metrics and timing since the last call."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """JSON values for a checkpoint: all that a resumed run needs."""
+        """Return all that a resumed run needs, as JSON values for a checkpoint."""
         ...
 
     def load_state(self, state: dict[str, Any], version: int) -> None:
-        """Go on from ``state``, after step ``version``."""
+        """Continue from ``state``, after step ``version``."""
         ...
 
 
 class MappedRows(Sequence[Group | str], Generic[T]):
-    """Rows turned into groups when asked for. ``to_group`` gives a group, or the reason for leaving the row out."""
+    """Rows that are converted to groups on access. ``to_group`` returns a group, or the reason to drop the row."""
 
     def __init__(self, rows: Sequence[T], to_group: Callable[[T], Group | str]):
         self.rows, self.to_group = rows, to_group
@@ -64,13 +64,16 @@ class DatasetSource:
     def __init__(
         self, groups: Sequence[Group] | MappedRows[Any], batch_size: int, seed: int = 0, shuffle: bool = True
     ) -> None:
-        """Raises ``ConfigError`` when there are fewer groups than a batch holds."""
+        """Raise ``ConfigError`` if there are fewer groups than a batch has."""
         if not 1 <= batch_size <= len(groups):
-            raise ConfigError(f"a batch of {batch_size} groups can't be drawn from {len(groups)} rows")
+            raise ConfigError(
+                f"a batch of {batch_size} groups can't be drawn from {len(groups)} rows; "
+                f"set data.batch_size to at most {len(groups)}"
+            )
         self.groups: Sequence[Group | str] = groups
         self.batch_size = batch_size
         self.order = TaskOrder(len(groups), seed, shuffle)
-        self.dropped: Counter[str] = Counter()  # reason -> rows left out so far
+        self.dropped: Counter[str] = Counter()  # reason -> rows dropped so far
         self._trained = self.order.state()
         self._metrics = Metrics()
 
@@ -78,13 +81,13 @@ class DatasetSource:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
     async def next_groups(self) -> list[Group]:
-        """Return the next batch; a group's uid says in which epoch it was drawn. Raises ``DataError`` when all
-        rows together don't fill a batch."""
+        """Return the next batch. The uid of a group includes the epoch in which it was drawn. Raises ``DataError`` if
+        all rows together don't fill a batch."""
         batch: list[Group] = []
-        usable, left_out = set[int](), dict[int, str]()  # rows, over the end of an epoch, too
+        usable, left_out = set[int](), dict[int, str]()  # indices of rows, which may be from two epochs
         while len(usable) + len(left_out) < len(self.groups) or len(usable) >= self.batch_size:
             index = self.order.next()
             group = self.groups[index]
@@ -104,19 +107,19 @@ class DatasetSource:
         )
 
     async def published(self, version: int) -> None:
-        """Count what was drawn as trained on: from now on it is part of the state."""
+        """Note that all drawn groups were trained on: the state continues after them."""
         self._trained = self.order.state()
 
     def tally(self) -> tuple[Metrics, Timing]:
-        """Metrics since the last call; nothing was waited for."""
+        """Return the metrics since the last call, and an empty timing."""
         metrics, self._metrics = self._metrics, Metrics()
         return metrics, Timing()
 
     def state(self) -> dict[str, Any]:
-        """JSON values for a checkpoint: the position after the last batch that was trained on."""
+        """Return the position after the last trained batch, as JSON values for a checkpoint."""
         return {"order": self._trained}
 
     def load_state(self, state: dict[str, Any], version: int = 0) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self.order.load_state(state["order"])
         self._trained = self.order.state()

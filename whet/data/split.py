@@ -1,5 +1,4 @@
-"""The split into what is trained on and what is held out, for rows and tasks alike, and the account of what was left
-out."""
+"""The split of rows or tasks into training and test items, and the count of dropped rows with the reasons."""
 
 import logging
 from collections import Counter
@@ -12,7 +11,7 @@ from whet.base.errors import DataError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Key = Callable[[T], int]  # a hash; what has the same one is never in both splits
+Key = Callable[[T], int]  # a hash; items with equal keys are never in both splits
 
 
 @dataclass(slots=True)
@@ -28,49 +27,49 @@ class Tally:
             self.dropped[reason] += count
 
     def report(self, kept: int) -> None:
-        """Log the account. Raises ``DataError`` when it doesn't add up to ``kept`` or nothing is left."""
+        """Log the counts. Raises ``DataError`` if they don't add up to ``kept``, or ``kept`` is 0."""
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
         account = f"{self.name}: {self.rows} rows, {kept} kept" + (f", dropped: {reasons}" if reasons else "")
         if lost := self.rows - kept - self.dropped.total():
             raise DataError(f"{account}: {lost} rows are unaccounted for")
         if not kept:
-            raise DataError(f"{account}: nothing is left")
+            raise DataError(f"{account}: no row is left")
         log.info(account)
 
 
 def hold_out(
     train: Sequence[T], test: Sequence[T] | None, size: int, key: Key[T], tally: Tally
 ) -> tuple[list[T], list[T]]:
-    """(train, test) without a key in common. ``test`` None: at most ``size`` of ``train`` are held out, those with the
-    smallest keys, so that the choice survives reordering and added rows change little; otherwise the first ``size`` of
-    ``test``, and what ``train`` has in common with any of it is dropped."""
+    """Return (train, test) without a common key. With ``test`` None, up to ``size`` rows of ``train`` are held out:
+    rows with the smallest keys, so that reordering changes nothing and added rows change little. Otherwise the test
+    split is the first ``size`` of ``test``, and rows of ``train`` with a key of ``test`` are dropped."""
     keys = [key(row) for row in train]
     if test is None:
-        held = _smallest(keys, size)
-        kept = [row for row, own in zip(train, keys, strict=True) if own in held]
+        test_keys = _smallest(keys, size)
+        kept = [row for row, row_key in zip(train, keys, strict=True) if row_key in test_keys]
     else:
-        held = {key(row) for row in test}
+        test_keys = {key(row) for row in test}
         kept = list(test[:size])
-        tally.drop("also in the test split", sum(own in held for own in keys))
+        tally.drop("also in the test split", sum(row_key in test_keys for row_key in keys))
         tally.drop("beyond test_size", len(test) - len(kept))
-    return [row for row, own in zip(train, keys, strict=True) if own not in held], kept
+    return [row for row, row_key in zip(train, keys, strict=True) if row_key not in test_keys], kept
 
 
 def distinct(rows: Iterable[T], key: Key[T], tally: Tally, apart_from: Iterable[T] = ()) -> list[T]:
-    """The rows whose key comes up for the first time, and not in ``apart_from``."""
-    held, seen = {key(row) for row in apart_from}, dict[int, T]()
+    """Return the first row of each key, without rows whose key is in ``apart_from``."""
+    test_keys, seen = {key(row) for row in apart_from}, dict[int, T]()
     for row in rows:
-        if (own := key(row)) in held:
+        if (row_key := key(row)) in test_keys:
             tally.drop("also in the test split")
-        elif own in seen:
+        elif row_key in seen:
             tally.drop("duplicate question")
         else:
-            seen[own] = row
+            seen[row_key] = row
     return list(seen.values())
 
 
 def _smallest(keys: Collection[int], count: int) -> set[int]:
-    """Return the smallest keys, of at most ``count`` rows together."""
+    """Return the smallest keys that at most ``count`` rows have."""
     chosen: set[int] = set()
     room = count
     for key, rows in sorted(Counter(keys).items()):
