@@ -1,6 +1,7 @@
 """The lock of a run folder: one process at a time may use it. It is a kernel lock, so it ends with the process in any
 case, and forked children do not keep it. The existence of the lock file has no meaning."""
 
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -37,6 +38,19 @@ def run_lock(run: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def is_locked(run: Path) -> bool:
+    """Return whether a process uses the run folder now. Changes nothing in it."""
+    path = run / FILE
+    if not path.is_file():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def _sign(handle: int) -> None:

@@ -1,0 +1,75 @@
+"""Runs are listed with their state and compared with the interval of their difference."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forks import whet
+from whet.base.errors import ConfigError
+from whet.checkpoint.lock import is_locked, run_lock
+from whet.show.runs import RunState, compare, find_runs
+
+
+def made(folder: Path, right: float, steps: int = 2, **settings: Any) -> Path:
+    """Write the folder of a run over 100 held-out tasks, as far as ``whet runs`` reads it."""
+    folder.mkdir(parents=True)
+    recipe = {"steps": 2, "algorithm": {"type": "grpo"}, "data": "arithmetic", "model": {"path": "a/small"}, **settings}
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    lines: list[dict[str, Any]] = [{"step": 0, "kind": "evaluation", "evaluation/accuracy": 0.2, "evaluation/n": 100}]
+    lines += [{"step": step, "kind": "train", "loss": 0.5 / step, "time/step": 3.0} for step in range(1, steps + 1)]
+    lines += [{"step": steps, "kind": "evaluation", "evaluation/accuracy": right, "evaluation/n": 100}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_run_is_running_finished_or_stopped(tmp_path: Path) -> None:
+    finished, stopped = made(tmp_path / "a", 0.5), made(tmp_path / "b", 0.5, steps=1)
+    assert [RunState.of(run).state for run in (finished, stopped)] == ["finished", "stopped"]
+    with run_lock(stopped):
+        assert is_locked(stopped)
+        assert RunState.of(stopped).state == "running"
+    assert not is_locked(stopped)
+    assert RunState.of(stopped).as_json()["accuracy_after"] == 0.5
+    with pytest.raises(ConfigError, match="is not a run"):
+        RunState.of(tmp_path)
+
+
+def test_two_runs_differ_in_settings_and_results(tmp_path: Path) -> None:
+    first = made(tmp_path / "a", 0.5, optimizer={"lr": 1e-5}, description="a try")
+    second = made(tmp_path / "b", 0.8, optimizer={"lr": 3e-5, "schedule": "cosine"})
+    found = compare(RunState.of(first), RunState.of(second))
+    assert found["settings"] == {"optimizer.lr": (1e-5, 3e-5), "optimizer.schedule": (None, "cosine")}
+    assert found["accuracy"] == [0.5, 0.8]
+    difference = found["difference"]
+    assert difference["mean"] == pytest.approx(0.3)
+    assert 0.1 < difference["low"] < 0.3 < difference["high"] < 0.5
+    assert found["last step"] == {"loss": (0.25, 0.25), "time/step": (3.0, 3.0)}
+
+
+def test_the_command(tmp_path: Path) -> None:
+    made(tmp_path / "runs" / "a", 0.5)
+    made(tmp_path / "runs" / "b", 0.52, steps=1, seed=1)
+    damaged = made(tmp_path / "runs" / "c", 0.5)
+    (damaged / "metrics.jsonl").write_text("{\n{}\n")
+    listed = whet("runs", str(tmp_path / "runs"))
+    assert listed.returncode == 0, listed.stderr
+    for text in ("finished", "stopped", "damaged", "1 of 2", "20.0%"):
+        assert text in listed.stdout
+    compared = whet("runs", "compare", str(tmp_path / "runs/a"), str(tmp_path / "runs/b"))
+    assert compared.returncode == 0, compared.stderr
+    assert "+2.0 points" in compared.stdout
+    assert "may be chance" in " ".join(compared.stdout.split())
+    as_json = json.loads(whet("runs", "compare", *(str(tmp_path / "runs" / name) for name in "ab"), "--json").stdout)
+    assert as_json["settings"] == {"seed": [None, 1]}
+    for words, problem in (
+        (["compare", str(tmp_path / "runs/a")], "compare takes two runs, and was given 1"),
+        (["nowhere"], "there is no folder nowhere"),
+        (["a", "b"], "to compare: whet runs compare A B"),
+        (["compare", "a", "b"], "there is no such run folder"),
+    ):
+        failed = whet("runs", *words)
+        assert failed.returncode == 2
+        assert problem in failed.stderr
+    assert find_runs(tmp_path) == []
