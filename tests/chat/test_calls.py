@@ -1,4 +1,4 @@
-"""Replies are taken apart: thoughts, text and calls of tools; whatever a model writes, nothing raises."""
+"""Replies are parsed into thoughts, text and tool calls; no text of a model raises an error."""
 
 import re
 from typing import Any
@@ -128,7 +128,7 @@ def test_calls_are_read(format: ReplyFormat, text: str, said: str, calls: list[A
         (JSON, "<|python_tag|>print(1)", "not valid JSON"),
     ],
 )
-def test_what_looks_like_a_call_and_is_none_stays_and_says_why(format: ReplyFormat, text: str, why: str) -> None:
+def test_an_invalid_call_stays_in_the_text_with_the_reason(format: ReplyFormat, text: str, why: str) -> None:
     reply = format.parse(text)
     assert reply["content"] == text
     assert "tool_calls" not in reply
@@ -136,7 +136,7 @@ def test_what_looks_like_a_call_and_is_none_stays_and_says_why(format: ReplyForm
     assert re.search(why, reason)
 
 
-def test_a_good_call_beside_a_bad_one_is_read() -> None:
+def test_a_valid_call_next_to_an_invalid_one_is_read() -> None:
     reply = HERMES.parse('<tool_call>{"name": "f"}</tool_call>\n<tool_call>oops</tool_call>')
     assert called(reply) == [("f", {})]
     assert reply["content"] == "<tool_call>oops</tool_call>"
@@ -158,7 +158,7 @@ def test_thoughts_are_kept_apart(opened: bool, text: str, thought: str | None, s
     assert (reply.get("reasoning_content"), reply["content"]) == (thought, said)
 
 
-def test_a_call_inside_of_a_thought_is_none() -> None:
+def test_a_call_in_a_thought_is_ignored() -> None:
     reply = ReplyFormat(CALL, thinks=True).parse('<think><tool_call>{"name": "f"}</tool_call></think>no')
     assert (called(reply), reply["content"]) == ([], "no")
 
@@ -187,7 +187,7 @@ def test_no_text_raises(pieces: list[str]) -> None:
             assert isinstance(reply["content"], str)
 
 
-def test_no_more_than_128_calls_are_read_and_the_model_is_told() -> None:
+def test_at_most_128_calls_are_read_and_the_rest_is_an_error() -> None:
     one = '{"name": "f", "arguments": {}}'
     for format, text in ((HERMES, f"<tool_call>{one}</tool_call>" * 1000), (JSON, f"[{', '.join([one] * 1000)}]")):
         reply = format.parse(text)
@@ -246,7 +246,7 @@ def test_a_schema_that_makes_no_sense_gives_texts(parameters: Any) -> None:
         'So:\n```json\n[{"name": "f", "arguments": {"n": 1}}]\n```',
     ],
 )
-def test_a_call_of_a_known_tool_on_a_line_by_itself_is_read_beside_text(text: str) -> None:
+def test_a_call_of_a_declared_tool_on_a_separate_line_is_read_next_to_text(text: str) -> None:
     reply = JSON.parse(text, TOOLS)
     assert called(reply) == [("f", {"n": 1})]
     assert reply["content"] in ("I will.", "I wait.", "So:")
@@ -265,9 +265,7 @@ def test_a_call_of_a_known_tool_on_a_line_by_itself_is_read_beside_text(text: st
         (NAMED, '<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>'),
     ],
 )
-def test_a_call_in_the_form_of_another_family_is_no_answer_where_there_are_tools(
-    format: ReplyFormat, text: str
-) -> None:
+def test_a_call_in_the_format_of_another_family_is_malformed_if_there_are_tools(format: ReplyFormat, text: str) -> None:
     assert "malformed_calls" not in format.parse(text)
     (why,) = format.parse(text, TOOLS)["malformed_calls"]
     assert "this model writes calls otherwise" in why
@@ -299,9 +297,7 @@ WRITTEN = '{"name": "whetname", "arguments": ' + ARGUMENTS + "}"
         ("nothing", None),
     ],
 )
-def test_the_format_is_that_in_which_a_template_writes_a_call_and_it_is_read_back(
-    written: str, format: CallFormat | None
-) -> None:
+def test_the_format_of_a_template_is_detected_and_read_back(written: str, format: CallFormat | None) -> None:
     assert format_of(written) == format
     if format is not None:
         found = format.read(f"So. {written}" if format.before else written, [])

@@ -1,4 +1,4 @@
-"""Conversations grow by appending: nothing that was seen or sampled is rendered again."""
+"""Conversations are rendered by appending: sampled and earlier tokens are never rendered again."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def renderer(request):
     return Renderer(tiny_tokenizer(), TEMPLATES[request.param])
 
 
-def test_a_conversation_appended_turn_by_turn_is_what_the_template_would_write():
+def test_a_conversation_appended_turn_by_turn_equals_the_templates_rendering():
     renderer = Renderer(tiny_tokenizer())
     conversation = [{"role": "system", "content": "s"}, user("a\nb"), assistant("c"), user("d"), assistant("é")]
     tokens = renderer.render_prompt(conversation[:2])
@@ -56,7 +56,7 @@ def test_a_conversation_appended_turn_by_turn_is_what_the_template_would_write()
     assert renderer.decode(tokens) + "\n" == whole
 
 
-def test_what_comes_next_is_the_same_whether_or_not_the_reply_ended_itself(renderer):
+def test_the_next_tokens_are_the_same_if_the_reply_lacks_its_end(renderer):
     prompt = renderer.render_prompt([user("question")])
     sampled = renderer.tokenizer.encode("some <think>thoughts</think> reply ", add_special_tokens=False)
     cut = prompt + sampled
@@ -68,7 +68,7 @@ def test_what_comes_next_is_the_same_whether_or_not_the_reply_ended_itself(rende
     assert "<|im_end|>" not in added.split("next")[0]
 
 
-def test_a_reply_is_what_has_to_be_sampled_and_parses_back(renderer):
+def test_a_rendered_reply_parses_back(renderer):
     messages = [user("question")]
     tokens = renderer.render_reply(messages, assistant("the answer"))
     assert tokens[-1] == END

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of well-known models, shortened, each with its control tokens."""
+"""Shortened chat templates of well-known models, each with its control tokens."""
 
 from dataclasses import dataclass
 

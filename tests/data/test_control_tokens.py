@@ -111,7 +111,7 @@ def test_no_text_writes_a_control_token(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_a_conversation_that_grows_stays_what_the_template_writes(name: str, data: st.DataObject) -> None:
+def test_a_growing_conversation_equals_the_templates_rendering(name: str, data: st.DataObject) -> None:
     renderer = RENDERERS[name]
     text = data.draw(hostile(name).filter(str.strip))
     asked, reply, more = user(text), {"role": "assistant", "content": "fine"}, user(text + "more")
@@ -133,7 +133,7 @@ def test_a_reply_of_a_row_ends_once(name: str) -> None:
         assert renderer.parse_reply(reply)["content"].endswith(f"a{spelled}b")
 
 
-def test_what_a_model_thinks_stays_its_tokens() -> None:
+def test_the_tokens_of_a_thought_are_kept() -> None:
     """<think> is an added token that is not special: a model samples it, and rows may spell it."""
     renderer = RENDERERS["Qwen3"]
     reply = renderer.render_reply([user("q")], {"role": "assistant", "content": "<think>\nhm<|im_end|>\n</think>\n\na"})
@@ -153,8 +153,8 @@ def test_rows_and_pairs_are_inert(tmp_path: Path) -> None:
         assert renderer.decode(group.trajectories[0].tokens) == whole
 
 
-def test_tokens_around_spelled_ones_are_those_of_the_text_alone() -> None:
-    """As a tokenizer does it that isn't told about special tokens."""
+def test_tokens_around_a_spelled_control_token_equal_the_tokens_of_the_text() -> None:
+    """The tokens equal the tokens of a tokenizer without special tokens."""
     for renderer in RENDERERS.values():
         text = "what is<|im_end|> the answer</s>? 7<bos>"
         apart = renderer.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
@@ -170,7 +170,7 @@ def test_a_tokenizer_that_puts_a_space_before_words_does_so_once() -> None:
     assert tokens[tokens.index(end) :] == plain[plain.index(end) :]
 
 
-def test_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     renderer = Renderer(tiny_tokenizer())
     for _ in range(2):
         renderer.render_prompt([user("x<|im_end|>")])
@@ -178,7 +178,7 @@ def test_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "<|im_end|>" in caplog.text
 
 
-def test_results_may_spell_what_stands_for_a_reply() -> None:
+def test_results_may_spell_the_placeholder_of_a_reply() -> None:
     renderer = Renderer(tiny_tokenizer())
     tokens = renderer.render_next([], [user("whetreplywhet"), user("whetreplywhetwhetreplywhet")])
     assert "whetreplywhet<|im_end|>" in renderer.decode(tokens)

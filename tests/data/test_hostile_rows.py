@@ -82,7 +82,7 @@ def test_a_text_of_another_type_is_named_with_its_line_and_field(
 
 
 @pytest.mark.parametrize("raw", ["null", '"1"', "true", "[1]", "{}", "1" * 400])
-def test_a_score_that_is_no_finite_number_is_refused(tmp_path: Path, raw: str) -> None:
+def test_a_score_that_is_not_a_finite_number_is_refused(tmp_path: Path, raw: str) -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl:2: field 'score' must be a finite number"):
         read(tmp_path, "scored", good("scored"), with_raw("scored", "score", raw))
 
@@ -96,7 +96,7 @@ def test_a_number_that_is_not_finite_is_refused_in_any_field(tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_duplicate_key_is_refused(tmp_path: Path, kind: str) -> None:
     for twice in (good(kind)[:-1] + ', "prompt": "again"}', good(kind, facts={})[:-2] + '"a": 1, "a": 2}}'):
         with pytest.raises(DataError, match=r"rows\.jsonl:2: .*duplicate key '(prompt|a)'"):
             read(tmp_path, kind, good(kind), twice)
@@ -129,13 +129,13 @@ def test_labels_become_rewards(tmp_path: Path) -> None:
     ids=["torn", "list", "text", "null", "word", "two", "deep", "long number", "no UTF-8"],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_line_that_is_no_object_is_named(tmp_path: Path, kind: str, line: str | bytes) -> None:
+def test_a_line_that_is_not_an_object_is_named(tmp_path: Path, kind: str, line: str | bytes) -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl:2: (not valid JSON|a row must be|not JSON that|not UTF-8)"):
         read(tmp_path, kind, good(kind), line)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_blank_lines_and_a_byte_order_mark_are_no_rows_and_lines_keep_their_numbers(tmp_path: Path, kind: str) -> None:
+def test_blank_lines_and_a_byte_order_mark_are_skipped_and_lines_keep_their_numbers(tmp_path: Path, kind: str) -> None:
     groups = read(tmp_path, kind, b"\xef\xbb\xbf" + good(kind).encode(), "", " \t", good(kind) + "\r")
     assert [group.uid.rpartition(":")[2] for group in groups] == ["1", "4"]
 
@@ -213,7 +213,7 @@ def test_a_pair_of_equal_answers_is_counted_named_and_left_out(
     assert "rows.jsonl:2 is left out: chosen and rejected are the same tokens" in caplog.text
 
 
-def test_pairs_without_a_prompt_of_their_own_always_keep_an_answer(tmp_path: Path) -> None:
+def test_pairs_without_a_prompt_always_keep_an_answer(tmp_path: Path) -> None:
     asked, said = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
     longer = json.dumps({"chosen": [asked, said], "rejected": [asked, said, asked, said]})
     (group,) = read(tmp_path, "preference", longer)
@@ -254,7 +254,7 @@ def test_roles_that_do_not_alternate_are_refused(tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize(("name", "kind"), [("pipe", "a device or a pipe"), ("folder", "a folder")])
-def test_what_is_not_a_file_is_refused_and_not_waited_for(name: str, kind: str, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused_at_once(name: str, kind: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match=f"{name}: it is {kind}"):

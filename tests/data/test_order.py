@@ -1,4 +1,4 @@
-"""Every index once per epoch, in an order that seed and epoch alone decide, resumable anywhere."""
+"""Every index is drawn once per epoch, in an order that only seed and epoch determine, resumable at any point."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_each_epoch_draws_every_index_once_in_another_order():
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 6, 7, 8, 20])
-def test_it_goes_on_where_it_was_saved(drawn):
+def test_it_resumes_where_it_was_saved(drawn):
     order = TaskOrder(7, seed=1)
     draw(order, drawn)
     state = json.loads(json.dumps(order.state()))

@@ -133,7 +133,7 @@ def test_an_account_that_does_not_add_up_is_an_error():
         (Preference, {"prompt": "q", "chosen": "a", "rejected": "b", "labels": 0}, "labels' says which"),
     ],
 )
-def test_a_field_that_changes_what_a_row_says_is_never_left_unread(kind, values, says):
+def test_a_field_that_changes_the_meaning_of_a_row_is_never_ignored(kind, values, says):
     with pytest.raises(DataError, match=f"rows:1: field .*{says}"):
         kind.of("rows:1", values)
 

@@ -1,4 +1,4 @@
-"""A data set as a source: fixed order, exact resume, nothing dropped unseen."""
+"""A data set as a source: a fixed order, an exact resume, and every dropped row counted."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def test_every_row_comes_once_per_epoch_and_uids_never_repeat():
     assert GROUPS[0].uid == "row0"
 
 
-def test_a_resumed_source_goes_on_exactly_where_training_stood():
+def test_a_resumed_source_continues_after_the_last_trained_batch():
     whole = draw(DatasetSource(GROUPS, 3, seed=2), 9)
     source = DatasetSource(GROUPS, 3, seed=2)
     assert draw(source, 4) == whole[:4]
@@ -56,7 +56,7 @@ def test_a_batch_that_was_drawn_but_not_trained_on_is_drawn_again():
     assert [g.uid for g in asyncio.run(again.next_groups())] == [g.uid for g in lost]
 
 
-def test_rows_are_mapped_when_drawn_and_those_left_out_are_counted():
+def test_rows_are_converted_when_drawn_and_dropped_rows_are_counted():
     mapped = []
 
     def to_group(index):

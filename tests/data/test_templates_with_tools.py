@@ -84,7 +84,7 @@ def test_random_conversations_keep_prefix_and_replies_and_spell_no_control_token
             messages.insert(0, {"role": "system", "content": text(rng, fakes)})
         tokens = renderer.render_prompt(messages, TOOLS)
         for token in control:
-            spare = 1 if messages[0]["role"] == "system" else 0  # a system message has marks of its own
+            spare = 1 if messages[0]["role"] == "system" else 0  # a system message has additional marks
             assert tokens.count(token) <= opening[token] + spare
         for _ in range(rng.randint(1, 3)):
             said = reply(rng, fakes, name)

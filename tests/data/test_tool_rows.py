@@ -72,7 +72,7 @@ def test_calls_train_and_tools_and_their_results_do_not(tmp_path: Path) -> None:
     assert all(f"<result>{number}</result>" in given for number in (3, 7, 10))
 
 
-def test_the_tokens_are_those_of_the_template_applied_to_the_whole(tmp_path: Path) -> None:
+def test_the_tokens_equal_the_templates_rendering_of_the_conversation(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(TEMPLATE)
     messages = [message | {"content": message["content"] or ""} for message in CHAT]
     whole = tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False)
@@ -121,7 +121,7 @@ def test_a_template_that_opens_replies_with_a_thought_does_not_allow_calls(tmp_p
         read(tmp_path, thinking)
 
 
-def test_what_a_template_refuses_is_named_with_its_row(tmp_path: Path) -> None:
+def test_a_row_that_the_template_refuses_is_named(tmp_path: Path) -> None:
     strict = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"
     )

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on are the same, to the bit, and as safe."""
+"""Checkpoints that are written during training are identical to synchronous ones, and as safe."""
 
 import threading
 from pathlib import Path
@@ -21,7 +21,7 @@ SPREAD = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}}
 
 
 def saved(folder: Path, step: int) -> dict[str, Any]:
-    """What a checkpoint holds, by name and place."""
+    """Return the contents of a checkpoint by name and position."""
     policy = CheckpointStore(folder / "checkpoints").load(step).folder / "policy"
     return pieces(policy) | {"facts": (policy / "learner.json").read_text()}
 
@@ -38,14 +38,14 @@ def test_an_asynchronous_checkpoint_is_the_synchronous_one_and_is_resumed_exactl
 ) -> None:
     one = start(toy_recipe(tiny_model, steps=4, **spread), tmp_path / "stops")
     recipe = toy_recipe(tiny_model, steps=3, checkpoints={"asynchronous": True}, **spread)
-    other = start(recipe, tmp_path / "goes on")
+    other = start(recipe, tmp_path / "resumed")
     assert all(same(saved(one, step), saved(other, step)) for step in (2, 3))
     resume(other, ["steps=4"])
     assert same(saved(one, 4), saved(other, 4))
     assert not list((other / "checkpoints").glob(".*"))
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(
+def test_training_continues_while_a_checkpoint_is_written(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is held up until the next step has learned: were training to wait, it would wait in vain."""
@@ -105,7 +105,7 @@ def test_a_save_that_hangs_is_an_error_at_the_deadline(
 
 @pytest.fixture(scope="module")
 def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Its checkpoints are synchronous."""
+    """Return the folder of a run with synchronous checkpoints."""
     folder = tmp_path_factory.mktemp("undisturbed")
     made = toy_recipe(tiny_model, steps=4, checkpoints={"every": 2}, evaluation={"enabled": False}, **SPREAD)
     done = whet("train", str(write_recipe(folder / "toy.yaml", made)), "--folder", str(folder / "run"))

@@ -16,7 +16,7 @@ _RAY = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is n
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
-    """What the steps of training measured, without times."""
+    """Return the metrics of the training steps, without times."""
     return [without_time(row) for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"]
 
 

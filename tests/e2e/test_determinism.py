@@ -1,4 +1,4 @@
-"""Same seed, same bytes; and how many episodes run at once is nobody's business."""
+"""The same seed gives the same bytes, regardless of the number of episodes in parallel."""
 
 from pathlib import Path
 from typing import Any

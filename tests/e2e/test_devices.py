@@ -1,4 +1,4 @@
-"""Learner and generator on one machine: taking turns, or each on cores of its own."""
+"""Learner and generator on one machine: taking turns, or on separate cores."""
 
 import os
 import threading
@@ -157,7 +157,7 @@ def test_each_side_of_a_split_is_bound_to_its_own_cores(
 
 
 def cores_of_children_during(work: Any) -> set[frozenset[int]]:
-    """Those that threads of children are bound to while ``work`` is done, where they are not all of this process's."""
+    """Return the sets of cores that threads of children are bound to during ``work``, without the full set."""
     import psutil
 
     own, found, done = os.sched_getaffinity(0), set[frozenset[int]](), threading.Event()
@@ -181,7 +181,7 @@ def cores_of_children_during(work: Any) -> set[frozenset[int]]:
     return found - {frozenset(own)}
 
 
-def test_what_cannot_be_divided_or_shared_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_indivisible_or_unshareable_devices_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     for devices, words in (
         ({"placement": "colocated", "learner_cores": 1}, "leave them out"),
         ({"generator_cores": 1}, "set cluster=processes"),

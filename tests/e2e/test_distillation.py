@@ -160,7 +160,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded(
         on_policy(tiny_model, teacher, 1, algorithm, **changes)
 
 
-def test_truncated_sampling_is_no_problem_for_the_sampled_tokens(
+def test_truncated_sampling_keeps_the_probabilities_of_sampled_tokens(
     tiny_model: Path, teacher: Path, tmp_path: Path
 ) -> None:
     recipe = on_policy(tiny_model, teacher, 2, {"loss": "on_policy_distillation"}, sampling={"top_p": 0.9, "top_k": 9})
@@ -168,7 +168,7 @@ def test_truncated_sampling_is_no_problem_for_the_sampled_tokens(
     assert [line["learner/skipped"] for line in trained] == [0, 0]
 
 
-def test_a_recipe_whose_teacher_is_not_there_says_so(tmp_path: Path) -> None:
+def test_a_missing_teacher_is_named(tmp_path: Path) -> None:
     recipe = load(Recipe, "distillation-quickstart").value
     with pytest.raises(WhetError, match=r"algorithm.teachers.tutor: model 'exported': there is no such folder"):
         run.start(recipe, tmp_path / "run")

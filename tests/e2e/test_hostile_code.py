@@ -1,5 +1,5 @@
-"""User code that exits, forks, blocks or doesn't listen: a run names the episode and ends in words, and it ends itself
-only. Each run is a process with limits of its own."""
+"""User code that exits, forks, blocks or ignores cancellation: a run names the episode, fails clearly, and ends only
+itself. Each run is a process with its own limits."""
 
 import asyncio
 import os
@@ -119,7 +119,7 @@ RAISED = {
 
 
 @pytest.mark.parametrize("does", RAISED)
-def test_whatever_a_grader_raises_fails_its_episode_and_is_named_with_its_line(does: str, tiny_model: Path) -> None:
+def test_an_error_of_a_grader_fails_its_episode_and_is_named_with_its_line(does: str, tiny_model: Path) -> None:
     async def go() -> None:
         async with source(tiny_model, Hostile(does=does), retries=1, max_failed=0.0) as rollouts:
             with (
@@ -191,7 +191,7 @@ def test_a_grader_that_never_returns_meets_the_deadline_and_the_process_ends(
     assert "Traceback" not in printed
 
 
-def test_copies_of_the_run_that_a_grader_makes_end_and_the_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+def test_copies_of_the_run_that_a_grader_makes_end_and_the_run_continues(tiny_model: Path, tmp_path: Path) -> None:
     code, printed = train(tmp_path, tiny_model, "forks")
     assert code == 0, printed
     assert printed.count("a fork of the run, made by user code with os.fork, ends here") == 24

@@ -74,7 +74,7 @@ def lines(run: Path) -> int:
 
 
 def wait_for(process: subprocess.Popen[str], run: Path, count: int) -> None:
-    """Until there are so many lines, or it has ended."""
+    """Wait until the log has ``count`` lines, or the process has ended."""
     deadline = time.monotonic() + 240
     while process.poll() is None and lines(run) < count:
         assert time.monotonic() < deadline, "nothing has happened for four minutes"

@@ -82,7 +82,7 @@ def test_in_step_sampler_and_learner_agree_in_float32(tiny_model: Path, tmp_path
         assert line["refit/probe_mean"] < 1e-4
 
 
-def test_a_run_folder_holds_what_people_look_for(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_run_folder_has_its_documented_files(tiny_model: Path, tmp_path: Path) -> None:
     folder = run.start(toy_recipe(tiny_model, steps=2), tmp_path / "run")
     there = {path.name for path in folder.iterdir()}
     assert lines(folder, "train")[-1].keys() >= {"entropy/approximate", "mismatch/kl"}, "what the alarms watch"
@@ -144,7 +144,7 @@ class Sames(Lowercase):
         (1.0, "all answers to a task got the same reward in the 3 steps up to step 3 (from 1 to 1 "),
     ],
 )
-def test_where_all_rewards_are_equal_the_log_says_what_to_look_at(
+def test_equal_rewards_are_logged_with_advice(
     tiny_model: Path, tmp_path: Path, reward: float, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = {"type": "tests.e2e.test_learning:Sames", "reward": reward}

@@ -57,7 +57,7 @@ def test_the_log_warns_of_it_once(tiny_model: Path, tmp_path: Path, misreported:
     assert "in step 1 mismatch/token_mult_prob_error is 1.105, above rollouts.mismatch_alarm = 1.05" in warnings[0]
 
 
-def test_the_run_stops_where_the_recipe_says_so(tiny_model: Path, tmp_path: Path, misreported: None) -> None:
+def test_the_run_stops_at_the_recipes_limit(tiny_model: Path, tmp_path: Path, misreported: None) -> None:
     recipe = toy_recipe(tiny_model, steps=3, rollouts={"max_mismatch": 1.08}, **NOT_SAVED)
     with pytest.raises(WhetError, match=r"in step 1 .* is 1\.105, above rollouts\.max_mismatch = 1\.08"):
         run.start(recipe, tmp_path / "run")

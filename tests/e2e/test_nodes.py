@@ -1,6 +1,6 @@
 """A run over the nodes of a Ray cluster: engines on two of them, the learner on a third. The nodes are processes of
-this machine, each with one core, as far as Ray knows. The run has a process of its own: where a private Ray's worker
-was killed, a process can't join another Ray."""
+this machine, each with one core for Ray. The run is a separate process, because a process can't join another Ray after
+the worker of a private Ray was killed."""
 
 import os
 import signal

@@ -32,7 +32,7 @@ loop.run_until_complete(next_cell())
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_an_interrupted_cell_ends_within_a_step_and_says_how_to_go_on(
+def test_an_interrupted_cell_ends_within_a_step_and_reports_the_command_to_resume(
     begun: bool, tiny_model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""A run whose learner loses a rank starts its workers again and goes on from its newest checkpoint, by itself."""
+"""A run whose learner loses a rank restarts its workers and resumes from its newest checkpoint, by itself."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Killed at any named instant, a run goes on and ends with the same metrics, to the bit, as one that was left alone."""
+"""Killed at any named instant, a run resumes and ends with exactly the metrics of a run that was never killed."""
 
 import signal
 from pathlib import Path

@@ -55,7 +55,7 @@ def test_a_policy_learns_from_a_reward_model_and_is_measured_by_the_grader(
     assert '"accuracy"' in scored.stdout
 
 
-def test_a_run_whose_reward_model_can_not_be_loaded_stops_and_says_so(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_run_stops_with_an_error_if_its_reward_model_can_not_be_loaded(tiny_model: Path, tmp_path: Path) -> None:
     data = {"type": "reward_model", "taskset": {"type": "tests.toy:Lowercase"}, "model": str(tiny_model)}
     with pytest.raises(WhetError, match="is not a reward model"):
         run.start(toy_recipe(tiny_model, steps=2, data=data), tmp_path / "run")

@@ -30,7 +30,7 @@ def test_a_run_learns_with_the_generators_experts_and_its_kept_groups_give_the_s
         assert [one[name] for name in ("loss", "gradient_norm")] == [other[name] for name in ("loss", "gradient_norm")]
 
 
-def test_what_cannot_replay_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_engines_that_cannot_replay_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="which this generator does not report; set generator=torch"):
         toy_recipe(tmp_path, rollouts={"router_replay": True}, generator={"type": "vllm"})
     for layout in ({"tensor": 2}, {"pipeline": 2}):

@@ -62,7 +62,7 @@ def test_a_tiny_model_learns_eight_texts_by_heart(tiny_model: Path, tmp_path: Pa
     ],
     ids=["dpo", "ipo", "hinge", "robust", "simpo", "orpo"],
 )
-def test_held_out_pairs_are_told_apart_after_learning(tiny_model: Path, tmp_path: Path, loss: Any) -> None:
+def test_held_out_pairs_are_ranked_correctly_after_training(tiny_model: Path, tmp_path: Path, loss: Any) -> None:
     path = write_rows(tmp_path / "pairs.jsonl", pairs(80))
     algorithm = {"type": "dpo", "loss": loss}
     recipe = rows_recipe(tiny_model, "preference", path, algorithm, steps=15, checkpoints=NO_CHECKPOINTS)
@@ -116,7 +116,7 @@ def test_kto_tells_held_out_good_and_bad_answers_apart(tiny_model: Path, tmp_pat
 
 
 class Watched:
-    """Which reference models were loaded, and which of them still are."""
+    """A record of the reference models that were loaded, and that are still loaded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.models: list[weakref.ref[Any]] = []
@@ -206,7 +206,7 @@ def test_rows_beyond_the_limit_are_not_rendered(
     assert len(feed._groups()) == len(rendered) == 3
 
 
-def test_changed_rows_are_noticed_when_a_run_with_a_cached_reference_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+def test_changed_rows_are_noticed_when_a_run_with_a_cached_reference_resumes(tiny_model: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "pairs.jsonl", pairs(40))
     algorithm = {"type": "dpo", "reference": "cached"}
     folder = run.start(rows_recipe(tiny_model, "preference", path, algorithm, steps=2), tmp_path / "run")
@@ -381,7 +381,9 @@ def test_epochs_say_how_long_to_train(tiny_model: Path, tmp_path: Path) -> None:
         ({"steps": 0, "epochs": 2, "rollouts": {"curriculum": "pass_rate"}}, "epochs can.t be counted, because roll"),
     ],
 )
-def test_a_recipe_says_once_how_long_to_train(tiny_model: Path, changes: dict[str, Any], problem: str) -> None:
+def test_a_recipe_sets_the_length_of_training_only_once(
+    tiny_model: Path, changes: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(ConfigError, match=problem):
         toy_recipe(tiny_model, **changes)
 

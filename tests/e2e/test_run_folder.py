@@ -1,4 +1,4 @@
-"""What starting, failing, resuming and evaluating do to a run folder."""
+"""The run folder after a start, a failure, a resume and an evaluation."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_metrics_are_in_the_run_folder_with_any_sinks(tiny_model: Path, tmp_path
     assert read_metrics(folder / "metrics.jsonl")[-1]["step"] == 1
 
 
-def test_a_best_metric_that_nobody_measures_is_said_aloud(
+def test_a_best_metric_that_is_never_measured_is_a_warning(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = toy_recipe(tiny_model, steps=2, evaluation={"every": 1}, checkpoints={"best_metric": "evaluation/acuracy"})

@@ -1,4 +1,4 @@
-"""A run that is told to end: by a signal it saves and says how to go on; without its folder it stops in words."""
+"""The end of a run: after a signal it saves and reports the command to resume; without its folder it fails clearly."""
 
 import asyncio
 import json
@@ -39,12 +39,12 @@ class Held(Lowercase):
 
 
 def held(folder: Path) -> Path:
-    """A file beside the run's folder that says that a step is held."""
+    """Return the file next to the run's folder that marks a waiting step."""
     return folder.with_suffix(".held")
 
 
 def passes(folder: Path) -> Path:
-    """A file beside the run's folder that lets its steps pass."""
+    """Return the file next to the run's folder that allows its steps to continue."""
     return folder.with_suffix(".passes")
 
 
@@ -68,7 +68,7 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[st
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # whoever tests may ignore it (nohup)
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # pytest may ignore it (nohup)
     ) as process:
         try:
             assert eventually(lambda: held(folder).exists() or process.poll() is not None, 240)
@@ -78,7 +78,7 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[st
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
-def test_a_signal_saves_the_run_and_says_how_to_go_on_and_nothing_is_lost(
+def test_a_signal_saves_the_run_and_reports_the_command_to_resume(
     by: signal.Signals, tiny_model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"

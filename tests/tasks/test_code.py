@@ -1,4 +1,4 @@
-"""Programs are graded by what they do; rows of other projects load as they are, and their flaws are not ours."""
+"""Programs are graded by running tests; rows of other projects load unchanged, and their flaws are not repeated."""
 
 import asyncio
 import json
@@ -91,7 +91,7 @@ def test_a_right_program_earns_one_and_a_wrong_one_nothing(
 
 
 @isolated
-def test_helpers_of_a_prompt_are_there_and_those_of_the_tests_are_not_the_programs(tmp_path: Path) -> None:
+def test_the_program_gets_helpers_of_its_prompt_but_not_of_its_tests(tmp_path: Path) -> None:
     uses = "def unshift(text):\n    for _ in text[1:]: text = shift(text)\n    return text"
     cheats = "def shift(text): return text\ndef unshift(text): return text"
     used, cheated = grade(tasks_of(tmp_path, HUMAN_EVAL), fenced(uses), fenced(cheats))
@@ -99,7 +99,7 @@ def test_helpers_of_a_prompt_are_there_and_those_of_the_tests_are_not_the_progra
 
 
 @isolated
-def test_the_share_of_tests_is_the_reward_where_the_recipe_says_so(tmp_path: Path) -> None:
+def test_the_reward_is_the_share_of_tests_if_the_recipe_sets_it(tmp_path: Path) -> None:
     half = fenced("print(5)")
     assert grade(tasks_of(tmp_path, STREAMS), half)[0]["reward"] == 0.0
     scores = grade(tasks_of(tmp_path, STREAMS, reward="share"), half)[0]
@@ -116,7 +116,7 @@ def test_time_for_all_tests_is_bounded(tmp_path: Path) -> None:
 
 
 @isolated
-def test_the_last_block_counts_and_text_without_one_is_no_program(tmp_path: Path) -> None:
+def test_the_last_block_is_tested_and_text_without_a_block_earns_nothing(tmp_path: Path) -> None:
     taskset = tasks_of(tmp_path, STREAMS)
     answers = (
         FAST,
@@ -146,7 +146,7 @@ FENCES = {
 
 
 @isolated
-def test_a_block_is_found_as_markdown_has_it(tmp_path: Path) -> None:
+def test_blocks_are_parsed_by_the_rules_of_markdown(tmp_path: Path) -> None:
     scores = grade(tasks_of(tmp_path, STREAMS), *FENCES.values())
     assert dict(zip(FENCES, [one["reward"] for one in scores], strict=True)) == dict.fromkeys(FENCES, 1.0)
 
@@ -158,7 +158,7 @@ def test_fences_are_found_in_time_that_grows_with_the_reply(text: str) -> None:
 
 
 @isolated
-def test_a_long_output_counts_and_one_that_is_cut_says_so(tmp_path: Path) -> None:
+def test_a_long_output_is_compared_and_a_cut_one_is_marked(tmp_path: Path) -> None:
     long = {"question": "?", "input_output": {"inputs": ["3000000"], "outputs": ["x" * 3_000_000]}}
     right, flood = "print('x' * int(input()))", "print('x' * 4_000_000)"
     scores = grade(tasks_of(tmp_path, long), fenced(right), fenced(flood))
@@ -186,7 +186,9 @@ def test_a_long_output_counts_and_one_that_is_cut_says_so(tmp_path: Path) -> Non
         ('"1"', "1", 0.0),
     ],
 )
-def test_values_are_compared_by_what_is_wanted(tmp_path: Path, wanted: str, got: str, right: float) -> None:
+def test_values_are_compared_by_the_type_of_the_expected_value(
+    tmp_path: Path, wanted: str, got: str, right: float
+) -> None:
     row = {"question": "f?", "input_output": {"fn_name": "f", "inputs": ["1"], "outputs": [wanted]}}
     assert grade(tasks_of(tmp_path, row), fenced(f"def f(x): return {got}"))[0]["reward"] == right
 
@@ -209,14 +211,14 @@ print(*re.findall('94[0-9]{3}', text)[:1])
 
 
 @isolated
-def test_known_answers_earn_what_they_should() -> None:
+def test_cases_earn_their_expected_rewards() -> None:
     taskset = Code(train_size=30, test_size=5, limits={"workers": 1, "cpu_s": 1})
     graded = asyncio.run(validate(taskset, samples=5))
     assert len(graded) >= 19
     assert not wrong(graded)
 
 
-def test_made_up_tasks_are_the_same_in_every_run_and_different_with_another_seed() -> None:
+def test_generated_tasks_are_the_same_in_every_run_and_different_with_another_seed() -> None:
     first, again, other = (Code(train_size=50, test_size=10, seed=seed).tasks("train") for seed in (0, 0, 1))
     assert list(first) == list(again) != list(other)
     assert len({task.prompt[-1]["content"] for task in first}) == 50

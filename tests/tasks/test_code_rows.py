@@ -106,7 +106,7 @@ FORMS: dict[str, tuple[dict[str, Any], str, str]] = {
         "def f(xs): return min(xs, default=2 ** 63 - 1)",
         "class sys: maxsize = 7\nC = lambda xs: {1: 1}\ndef f(xs): return 7",
     ),
-    "asserts with names of their own": (
+    "asserts with their own names": (
         {
             "text": "Sort.",
             "code": "def f(xs):\n    return xs",
@@ -275,7 +275,7 @@ FORMS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @isolated
 @pytest.mark.parametrize("name", FORMS)
-def test_a_row_as_it_is_published_is_judged(tmp_path: Path, name: str) -> None:
+def test_programs_are_graded_by_the_tests_of_a_published_row(tmp_path: Path, name: str) -> None:
     row, right, wrong = FORMS[name]
     taskset = tasks_of(tmp_path, row)
     good, bad, other = grade(taskset, fenced(right), fenced(wrong), fenced("def unrelated(): pass"))
@@ -355,7 +355,7 @@ def test_a_row_that_can_not_be_tested_is_an_error_that_names_its_field(tmp_path:
         tasks_of(tmp_path, row).tasks("train")
 
 
-def test_a_helper_of_a_prompt_stands_before_the_program_and_its_class_does_not(tmp_path: Path) -> None:
+def test_the_helpers_of_a_prompt_precede_the_program_but_its_class_does_not(tmp_path: Path) -> None:
     (task,) = tasks_of(tmp_path, FORMS["HumanEval with a class"][0]).tasks("train")
     assert "class Solution" not in task.data["preamble"]
     (task,) = tasks_of(tmp_path, HUMAN_EVAL).tasks("train")

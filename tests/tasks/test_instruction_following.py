@@ -71,7 +71,7 @@ def play():
         ("format:no_whitespace", {}, "abc", "a b"),
     ],
 )
-def test_a_check_tells_answers_that_follow_from_those_that_do_not(name, arguments, follows, fails):
+def test_checks_distinguish_answers_that_follow_an_instruction(name, arguments, follows, fails):
     check_instruction(name, arguments)
     for answer, expected in [(follows, 1), (fails, 0), ("", 0), (" \n", 0)]:
         assert follow_in_worker(answer, [(name, arguments)]) == {"0": expected}, answer
@@ -117,7 +117,7 @@ def test_no_answer_brings_a_check_down():
         ({"grading_mode": "some"}, "grading_mode"),
     ],
 )
-def test_a_row_that_would_be_guessed_at_or_can_not_be_checked_is_an_error_naming_its_line(tmp_path, change, says):
+def test_an_incomplete_or_uncheckable_row_is_an_error_naming_its_line(tmp_path, change, says):
     with pytest.raises(DataError, match=f"(?i)rows.jsonl:1: .*{says}"):
         load(tmp_path, {**ROW, **change})
 
@@ -151,7 +151,7 @@ def test_an_answer_that_is_only_the_prompt_again_follows_nothing(play, tmp_path)
     assert play(tasks[0], f"{asked}: done")[0].reward == 1
 
 
-def test_each_turn_has_instructions_of_its_own_and_all_turns_add_up_to_one(play, tmp_path):
+def test_each_turn_has_its_own_instructions_and_all_rewards_add_up_to_one(play, tmp_path):
     second = {"prompt": "Now in quotes.", "instruction_id_list": ["startend:quotation"], "kwargs": [{}]}
     tasks = load(tmp_path, {"turns": [ROW, second]})
     first, last = play(tasks[0], "an apple", '"an, apple"')
@@ -168,7 +168,7 @@ def test_a_keyword_that_is_an_endless_pattern_is_stopped(play):
     assert (step.reward, step.scores["grading_timeout"]) == (0, 1)
 
 
-def test_made_up_questions_want_the_form_and_the_right_answer():
+def test_generated_questions_require_the_form_and_the_right_answer():
     taskset = InstructionFollowing(train_size=60, test_size=10, limits=LIMITS)
     for task in taskset.tasks("train"):
         answer, (turn,) = task.data["answer"], task.data["turns"]
@@ -178,13 +178,13 @@ def test_made_up_questions_want_the_form_and_the_right_answer():
         assert answer in CAPITALS.values()
 
 
-def test_languages_are_told_apart_the_same_in_every_run():
+def test_languages_are_detected_the_same_in_every_run():
     checks = [("language:response_language", {"language": code}) for code in ("en", "fr", "it", "es", "de")]
     text = "de la casa in the die il"
     assert len({tuple(follow_in_worker(text, checks).values()) for _ in range(10)}) == 1
 
 
-def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatch):
+def test_without_the_package_the_error_names_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "if_verifiable.ifeval", None)
     registry.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'whet\[tasks\]'"):
@@ -203,7 +203,7 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatc
         ("format:title_case", {}, "A plan For Days", 0),
     ],
 )
-def test_checks_that_ifbench_has_changed_are_as_they_are_today(name, arguments, answer, follows) -> None:
+def test_changed_checks_of_ifbench_follow_its_current_version(name, arguments, answer, follows) -> None:
     from whet.tasks.instructions.checks import follow_in_worker
 
     assert follow_in_worker(answer, [(name, arguments)]) == {"0": follows}

@@ -72,7 +72,7 @@ def facts(task):
 
 
 def solve(task):
-    """What a slow reader finds."""
+    """Return the answer that a simple parser of the text finds."""
     text = task.prompt[-1]["content"]
     question = text.split("\n\n")[1]
     if numbers := dict(re.findall(r"The number of (\w+) is (\d+)", text)):
@@ -91,7 +91,7 @@ def solve(task):
 
 @pytest.mark.parametrize("kind", ["needle", "needles", "variables", "graph"])
 @pytest.mark.parametrize("items", [1, 4])
-def test_what_is_asked_for_is_what_a_slow_reader_finds(kind, items):
+def test_the_answer_equals_that_of_a_simple_parser(kind, items):
     taskset = LongContext(kinds=(kind,), items=items, train_size=60, test_size=20)
     for task in taskset.tasks("train"):
         assert set(task.data["answer"]) == solve(task)

@@ -264,7 +264,7 @@ def test_hostile_answers_are_just_wrong(grader, hostile, tmp_path, monkeypatch):
         ("12π", "12\\pi \\text{ cm}^2", 1),
     ],
 )
-def test_an_answer_earns_what_it_says_not_what_it_could_be_computed_to(grader, given, gold, correct):
+def test_an_answer_counts_for_what_it_states_not_for_what_could_be_computed(grader, given, gold, correct):
     assert grade(grader, given, gold)["correct"] == correct
 
 
@@ -313,7 +313,7 @@ def test_answers_that_nothing_bounded_can_compute_are_wrong_without_a_time_out(g
     assert grader.pool.restarts == before
 
 
-def test_overlong_and_empty_answers_are_no_answers():
+def test_empty_and_too_long_answers_have_no_format_score():
     for boxed in ("1" * 2000, "", "   "):
         assert grade(MathGrader().open(), boxed, "42") == {"reward": 0, "correct": 0, "format": 0}
 

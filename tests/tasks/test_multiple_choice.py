@@ -1,4 +1,4 @@
-"""An answer names one of the offered letters, or none; rows of other projects load as they are."""
+"""An answer chooses one of the options, or none; rows of other projects load unchanged."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def grade(taskset, task, answer):
         ("\\boxed{" + "\\text{" * 3000 + "B" + "}" * 3001, None),
     ],
 )
-def test_a_strict_box_holds_one_offered_letter_and_nothing_against_it(answer, letter):
+def test_a_strict_box_must_have_one_letter_of_an_option_and_nothing_contradicting(answer, letter):
     with cpu_seconds_below(5):
         assert chosen(answer, COLOURS, "boxed") == letter
 
@@ -137,7 +137,7 @@ def test_an_answer_line_is_read_like_a_box(answer, letter):
         ("", None),
     ],
 )
-def test_the_last_match_of_a_pattern_counts_if_it_is_an_offered_letter_on_its_own(answer, letter):
+def test_the_last_match_of_a_pattern_counts_if_it_is_a_single_letter_of_an_option(answer, letter):
     assert chosen(answer, COLOURS, "regex", GYM_PATTERN) == letter
 
 
@@ -164,7 +164,7 @@ def test_a_pattern_that_never_ends_on_an_answer_costs_the_answer_a_second_and_it
     assert (scores["reward"], scores["grading_timeout"]) == (0, 1)
 
 
-def test_options_move_with_their_letter_and_those_that_speak_of_each_other_stay(tmp_path):
+def test_options_are_shuffled_unless_they_refer_to_each_other(tmp_path):
     rows = [{"question": f"{n}?", "options": ["w", "x", "y", "right"], "answer": 3} for n in range(200)]
     taskset = MultipleChoice(path=write(tmp_path / "rows.jsonl", *rows), test_size=0, shuffle=True)
     tasks = taskset.tasks("train")
@@ -215,14 +215,14 @@ def test_a_row_that_cannot_be_graded_is_an_error_naming_its_line(tmp_path, chang
         one_task(tmp_path, row)
 
 
-def test_rows_with_an_option_that_is_missing_are_left_out(tmp_path):
+def test_rows_with_a_missing_option_are_dropped(tmp_path):
     path = tmp_path / "rows.jsonl"
     missing = '{"question": "1?", "options": [NaN, "y"], "answer": "B"}'
     path.write_text(f'{missing}\n{{"question": "2?", "options": ["x", "y"], "answer": 1}}')
     assert [task.data["answer"] for task in MultipleChoice(path=str(path), test_size=0).tasks("train")] == ["B"]
 
 
-def test_made_up_questions_have_one_right_answer_and_no_letter_pays_more_than_another():
+def test_generated_questions_have_one_right_answer_and_no_letter_is_favoured():
     taskset = MultipleChoice()
     tasks = taskset.tasks("train")
     assert len(tasks) == 2000

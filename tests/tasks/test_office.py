@@ -33,7 +33,7 @@ def test_right_answers_earn_1_and_silence_nothing() -> None:
     assert wrong(asyncio.run(validate(OFFICE, 120))) == []
 
 
-def test_the_tools_are_those_of_workbench() -> None:
+def test_the_tools_equal_the_tools_of_workbench() -> None:
     tools = tools_of(Office({table: [] for table in TABLES}))
     assert len(tools) == 27
     assert all(tool.name.startswith((*TABLES, "company_directory")) for tool in tools)
@@ -48,7 +48,7 @@ def test_doing_nothing_earns_nothing_also_where_nothing_is_to_be_done() -> None:
     assert played(OFFICE, QUIET, OFFICE.gold(QUIET))[-1].reward == 1
 
 
-def test_a_look_that_fails_is_none() -> None:
+def test_a_failed_read_does_not_count_as_reading() -> None:
     reads = {
         "email": ("email_get_email_information_by_id", {"email_id": "x", "field": "body"}),
         "calendar": ("calendar_get_event_information_by_id", {"event_id": "x", "field": "duration"}),
@@ -69,7 +69,7 @@ def office() -> Office:
     return Office(OFFICE._offices[0])
 
 
-def test_ids_of_what_is_new_and_the_order_of_rows_do_not_count_but_texts_do() -> None:
+def test_ids_of_new_rows_and_the_order_of_rows_do_not_count_but_texts_do() -> None:
     one, other, different = office(), office(), office()
     one.email_send_email("a@b.c", "First", "x")
     one.email_send_email("a@b.c", "Second", "x")
@@ -208,7 +208,7 @@ def test_calls_that_can_not_be_made_are_named(tmp_path: Path, call: str) -> None
 
 
 @pytest.mark.parametrize("answer", ["nothing", "['no call(']", "['f(1, **2)'", "3"])
-def test_answers_that_are_no_calls_are_named(tmp_path: Path, answer: str) -> None:
+def test_answers_that_are_not_calls_are_named(tmp_path: Path, answer: str) -> None:
     with pytest.raises(
         DataError, match=r"email_queries_and_answers\.csv: 'Delete it': column 'answer' is not a list of calls"
     ):

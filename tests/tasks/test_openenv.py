@@ -1,4 +1,4 @@
-"""Sessions of OpenEnv over a WebSocket: against frames as a real server sends them, and against a real server."""
+"""Sessions of OpenEnv over a WebSocket: with recorded frames of a real server, and with a real server."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ def test_without_fields_the_reply_is_the_action_and_the_whole_observation_is_sho
     assert sent[1]["data"] == {"n": 3}
 
 
-def test_a_reply_that_is_no_action_earns_nothing_and_is_told_and_the_last_one_ends_the_episode() -> None:
+def test_an_invalid_action_earns_nothing_and_its_error_is_shown_until_the_last_step() -> None:
     _, steps, sent = played("three", "[1]", '{"n": "x"}', frames=[observed(), INVALID], max_steps=3)
     assert [(step.reward, step.done, step.scores["malformed_action"]) for step in steps] == [
         (0, False, 1), (0, False, 1), (0, True, 1),
@@ -103,7 +103,7 @@ def test_a_server_that_fails_is_never_a_reward(second: Any) -> None:
         played("{}", frames=[observed(), second])
 
 
-def test_a_reward_that_is_no_number_a_field_that_is_missing_and_a_silent_server_are_named() -> None:
+def test_an_invalid_reward_a_missing_field_and_a_silent_server_are_errors() -> None:
     with pytest.raises(DataError, match="the reward of openenv/train/0"):
         played("{}", frames=[observed(), observed("much")])
     with pytest.raises(ConfigError, match=r"data\.observation: .* no field 'board'"):
@@ -166,7 +166,7 @@ def test_a_real_server_plays_an_episode(server: str) -> None:
 
 
 @real
-def test_a_real_server_says_which_actions_it_does_not_take_and_when_it_fails(server: str) -> None:
+def test_a_real_server_reports_invalid_actions_and_failures(server: str) -> None:
     shown, steps, _ = played('{"number": "x"}', '{"nubmer": 1}', url=server, observation="hint")
     assert shown.messages[-1]["content"] == "guess a number from 1 to 100"
     assert [(step.reward, step.done, step.scores) for step in steps] == [(0, False, {"malformed_action": 1})] * 2

@@ -70,7 +70,7 @@ def test_held_out_problems_stay_the_same_when_rows_are_reordered(tmp_path):
     assert set(questions(forward, "test")) == set(questions(backward, "test"))
 
 
-def test_test_questions_and_duplicates_leave_the_training_split_and_the_log_says_so(tmp_path, caplog):
+def test_test_questions_and_duplicates_are_dropped_from_training_and_logged(tmp_path, caplog):
     rows = gsm8k_rows(20)
     again = {**rows[3], "question": rows[3]["question"].upper().replace(" ", "  ")}
     train = write(tmp_path / "train.jsonl", [*rows, again])
@@ -248,6 +248,6 @@ def test_arithmetic_stories_never_go_below_nothing():
     assert all("How many" in task.prompt[-1]["content"] for task in tasks)
 
 
-def test_arithmetic_that_cannot_be_varied_enough_says_so():
+def test_too_few_different_arithmetic_problems_are_an_error():
     with pytest.raises(ConfigError, match="different train tasks"):
         Arithmetic(operations="+", digits=1, train_size=500, test_size=10).tasks("train")

@@ -94,7 +94,7 @@ def test_an_answer_that_hangs_the_scorer_is_killed():
     assert hanging.get("grading_timeout", 0) + hanging.get("grading_crash", 0) == 1
 
 
-def test_unknown_generators_and_settings_are_errors_that_name_the_known_ones():
+def test_unknown_generators_and_settings_are_errors_that_name_the_valid_ones():
     with pytest.raises(ConfigError, match="Did you mean 'chain_sum'"):
         make("chain_sums").tasks("train")
     with pytest.raises(ConfigError, match=r"no setting 'max_term'; it has: .*max_terms"):
@@ -108,7 +108,7 @@ def test_unknown_generators_and_settings_are_errors_that_name_the_known_ones():
         asyncio.run(make().open().grade(other, "1"))
 
 
-def test_a_generator_that_evaluates_text_and_that_nobody_looked_at_is_refused():
+def test_a_generator_that_evaluates_text_and_was_not_reviewed_is_refused():
     with pytest.raises(ConfigError, match="may run a model's answer as code"):
         check_generator("composite", {})
     refused = []
@@ -161,6 +161,6 @@ def test_no_constant_is_right_for_most_problems(dataset):
 
 
 @pytest.mark.parametrize("dataset", ["puzzle24", "complex_arithmetic", "game_of_life_halting", "coin_flip"])
-def test_right_answers_pass_the_checks_that_stand_beside_a_scorer(dataset):
+def test_right_answers_pass_the_additional_checks_of_a_scorer(dataset):
     (right,) = grades(make(dataset), ...)
     assert right["correct"] == 1

@@ -71,7 +71,7 @@ async def all_at_once(client: RewardModelClient) -> list[float]:
     return await asyncio.gather(*(client.score(talk(answer)) for answer in ANSWERS))
 
 
-def test_scores_are_those_of_transformers_however_they_are_batched(model: Path) -> None:
+def test_scores_equal_the_scores_of_transformers_in_any_batching(model: Path) -> None:
     alone = expected(model, ANSWERS)
     assert max(alone) - min(alone) > 0.1
     for size, most in ((16, 4), (4, 12), (1, 23)):
@@ -88,7 +88,7 @@ def test_in_batches_of_one_scores_are_the_same_to_the_last_bit(model: Path) -> N
     assert with_client(model, all_at_once, batch_size=1)[0] == with_client(model, one_by_one, batch_size=1)[0][::-1]
 
 
-def test_a_process_that_dies_is_replaced_loudly_and_costs_nobody_a_reward(
+def test_a_process_that_dies_is_replaced_with_a_warning_and_no_reward_is_lost(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def calls(client: RewardModelClient) -> list[float]:
@@ -114,7 +114,7 @@ def test_a_process_that_is_too_slow_twice_is_an_error_and_never_a_reward(model: 
     assert client.pool.restarts >= 2
 
 
-def test_what_is_no_reward_model_is_refused_before_it_scores(model: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_not_a_reward_model_is_refused_before_it_scores(model: Path, tmp_path: Path) -> None:
     from tests.toy import save_tiny_model
 
     for path, why in ((save_tiny_model(tmp_path / "policy"), r"is not a reward model: it lacks score\.weight"),
@@ -153,13 +153,13 @@ def test_earlier_replies_are_cut_too_and_a_task_that_is_too_long_itself_is_bad_d
     assert "reads at most 512, and without the replies it is still too long" in str(long)
 
 
-def test_an_episode_says_that_its_reply_was_cut(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_episode_with_a_cut_reply_is_marked(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     (step,) = play(tasks(model, "Five"), "x" * 600)
     assert step.scores["reward_model_cut"] == 1.0
     assert caplog.text.count("is longer than the context of the reward model") == 1
 
 
-def test_closing_ends_those_who_wait_and_leaves_no_process(model: Path) -> None:
+def test_closing_fails_waiting_callers_and_leaves_no_process(model: Path) -> None:
     async def calls(client: RewardModelClient) -> tuple[int, list[Any]]:
         await client.score(talk("5"))
         pid = pid_of(client)
@@ -185,7 +185,9 @@ def test_a_conversation_that_a_template_fails_on_is_bad_data_and_not_an_error_of
     assert isinstance(score, float)
 
 
-def test_a_reply_of_the_wrong_length_is_told_to_all_who_wait(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_number_of_scores_is_an_error_for_all_waiting_callers(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def calls(client: RewardModelClient) -> list[Any]:
         await client.score(talk("5"))
 
@@ -200,7 +202,7 @@ def test_a_reply_of_the_wrong_length_is_told_to_all_who_wait(model: Path, monkey
     assert ["gave 9 scores for" in str(result) for result in results] == [True, True]
 
 
-def test_a_client_that_is_closed_while_it_starts_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_client_while_it_starts_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = RewardModelClient(str(model), None, RewardModelProcess())
     started = []
 
@@ -313,7 +315,7 @@ def test_the_reward_is_the_scaled_score_and_the_grade_stays_visible(model: Path)
     assert step.scores["correct"] == step.scores["grade"] == 0
 
 
-def test_a_task_set_that_only_poses_tasks_will_do(model: Path) -> None:
+def test_a_task_set_without_a_grader_can_be_wrapped(model: Path) -> None:
     (step,) = play(tasks(model, "Poses"), "5")
     assert step.scores == {"reward_model": pytest.approx(step.reward)}
     with pytest.raises(ValueError, match="Poses grades nothing"):
@@ -322,7 +324,7 @@ def test_a_task_set_that_only_poses_tasks_will_do(model: Path) -> None:
         tasks(model, "Relative")
 
 
-def test_rewards_of_several_turns_add_up_to_the_score_of_the_whole(model: Path) -> None:
+def test_rewards_of_several_turns_add_up_to_the_score_of_the_conversation(model: Path) -> None:
     taskset = tasks(model, "TwoTurns", grade_weight=0.5)
     steps = play(taskset, "yes", "quite")
     whole = [*talk("yes"), *talk("quite", "sure?")]

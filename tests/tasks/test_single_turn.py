@@ -46,7 +46,7 @@ def test_any_finite_number_is_a_reward(value):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1", [1.0]])
-def test_a_reward_that_is_no_finite_number_is_an_error_naming_task_and_environment(value):
+def test_a_reward_that_is_not_a_finite_number_is_an_error_naming_task_and_environment(value):
     with pytest.raises(DataError, match=r"Toy.*toy/train/3"):
         step(value)
 
@@ -60,7 +60,7 @@ def test_scores_without_a_reward_are_an_error():
         asyncio.run(Forgetful().make(TASK).step({"role": "assistant", "content": ""}))
 
 
-def test_a_task_set_that_only_poses_tasks_needs_somebody_to_reward_its_answers(tmp_path):
+def test_a_task_set_without_a_grader_needs_another_source_of_rewards(tmp_path):
     poses = "tests.tasks.test_reward_model:Poses"
     with pytest.raises(ConfigError, match=rf"data is {poses}, which only poses tasks.*grade\(\) or make\(\)"):
         toy_recipe(tmp_path, data={"type": poses})
@@ -80,7 +80,7 @@ def test_a_task_set_without_tasks_cannot_be_made():
 
 
 class Plain(TaskSet):
-    """Written as somebody does who has not met ``async``."""
+    """A task set with plain methods, without ``async``."""
 
     said: object = None
 
@@ -127,12 +127,12 @@ def test_a_plain_function_grades_and_may_return_the_reward_alone(said, reward, s
 
 
 @pytest.mark.parametrize("said", [None, "right", [1.0], ("reward", 1.0), float("nan"), {"right": 1.0}])
-def test_what_is_no_reward_is_an_error_that_names_class_and_file(said):
+def test_an_invalid_reward_is_an_error_that_names_class_and_file(said):
     with pytest.raises(DataError, match=rf"Plain\.grade \({__file__}:\d+\) of task 'toy/train/3'"):
         hosted(Plain(said=said))
 
 
-def test_a_plain_function_scores_a_group_and_what_it_returns_is_not_lost_in_silence():
+def test_a_plain_function_may_score_a_group_and_must_return_nothing():
     class Returns(Plain):
         def score_group(self, task, group):
             return [1.0]
@@ -145,7 +145,7 @@ def test_a_plain_function_scores_a_group_and_what_it_returns_is_not_lost_in_sile
 
 
 class Turns:
-    """An episode whose methods are plain, and which returns what it is told."""
+    """An episode with plain methods, which returns the given values."""
 
     def __init__(self, start, step):
         self.says = start, step
@@ -185,7 +185,7 @@ def test_an_episode_of_plain_methods_is_played(make_is_async):
         (Turns(GOOD[0], None), r"Turns\.step \(.*\) must return a Step"),
     ],
 )
-def test_an_episode_that_is_not_one_is_an_error_that_names_the_users_class(made, says):
+def test_an_object_that_is_not_an_episode_is_an_error_that_names_the_users_class(made, says):
     class Makes(Plain):
         def make(self, task):
             return made

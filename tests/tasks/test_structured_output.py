@@ -1,4 +1,4 @@
-"""An answer is worth something if it fits its schema, and then as much as it says right."""
+"""An answer that fits its schema earns the share of its fields that are right; another answer earns nothing."""
 
 import asyncio
 import json
@@ -166,7 +166,7 @@ LAUGHS = "<!DOCTYPE x [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;'>]><x>&b;</x>"
         ("json", "\ud800"),
     ],
 )
-def test_texts_that_blow_up_or_say_two_things_are_worth_nothing(form, text, tmp_path, monkeypatch):
+def test_expanding_or_ambiguous_texts_earn_nothing(form, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with cpu_seconds_below(10):
         assert grade_in_worker(text, form, True, FLAT, FLAT, ALL, "share")["reward"] == 0
@@ -191,7 +191,7 @@ def test_a_pattern_that_never_ends_is_stopped_and_the_next_answer_graded(tmp_pat
     assert after["reward"] == 1
 
 
-def test_rows_of_gym_are_read_and_a_schema_that_its_data_garbled_is_mended(tmp_path):
+def test_rows_of_gym_are_read_also_with_invalid_original_schemas(tmp_path):
     gym = {
         "responses_create_params": {"input": [{"role": "user", "content": "Fill it in."}]},
         "schema_str": json.dumps({**FLAT, "additionalProperties": "false", "required": {"item": ["name"]}}),
@@ -221,7 +221,7 @@ def test_a_row_that_cannot_be_graded_is_an_error_naming_its_line(tmp_path, chang
         tasks_of(tmp_path, row(**change))
 
 
-def test_made_up_facts_are_all_in_the_text_and_empty_values_earn_nothing_of_them():
+def test_generated_facts_are_all_in_the_text_and_empty_values_earn_nothing():
     taskset = StructuredOutput(facts=3, train_size=50, test_size=10)
     for task in taskset.tasks("train"):
         gold, schema = task.data["gold"], task.data["schema"]
@@ -242,7 +242,7 @@ def test_examples_are_shown_as_earlier_turns_before_each_task() -> None:
         assert task.prompt[2]["content"] == example.answer
 
 
-def test_a_number_beyond_floats_is_a_wrong_answer_and_no_error() -> None:
+def test_a_number_larger_than_floats_is_a_wrong_answer_not_an_error() -> None:
     schema = {"type": "object", "properties": {"price": {"type": "number", "multipleOf": 0.01}}, "required": ["price"]}
     answer = '{"price": 1' + "0" * 400 + "}"
     assert grade_in_worker(answer, "json", False, schema, schema, {"price": 1}, "share")["reward"] == 0.0

@@ -29,7 +29,7 @@ def questions(count):
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_made_up_tasks_depend_on_the_seed_alone_and_no_test_task_is_trained_on(name):
+def test_generated_tasks_depend_on_the_seed_alone_and_no_test_task_is_trained_on(name):
     pytest.importorskip("if_verifiable")
     taskset = made(name)
     train, test = taskset.tasks("train"), taskset.tasks("test")
@@ -41,14 +41,14 @@ def test_made_up_tasks_depend_on_the_seed_alone_and_no_test_task_is_trained_on(n
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_every_declared_answer_earns_what_is_declared(name):
+def test_every_case_earns_its_expected_reward(name):
     pytest.importorskip("if_verifiable")
     graded = asyncio.run(validate(made(name), samples=5))
     assert not wrong(graded)
     assert {one.kind for one in graded} >= {"good", "boundary", "adversarial", "gold"}
 
 
-def test_rows_are_held_out_or_come_from_a_file_of_their_own(tmp_path):
+def test_test_rows_are_held_out_or_come_from_a_separate_file(tmp_path):
     path = write(tmp_path / "train.jsonl", *questions(40))
     held = MultipleChoice(path=path, test_size=10)
     assert (len(held.tasks("train")), len(held.tasks("test"))) == (30, 10)

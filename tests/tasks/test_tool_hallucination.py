@@ -1,4 +1,4 @@
-"""An answer in words earns 1; whatever invokes a tool, parsed or not, earns 0 and counts into the rate."""
+"""An answer in words earns 1; a tool call, parsed or not, earns 0 and counts into the rate."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ def step(taskset, task, reply):
 
 
 @pytest.mark.parametrize("declare", ["none", "unfit"])
-def test_all_cases_earn_what_they_should(declare):
+def test_all_cases_earn_their_expected_rewards(declare):
     graded = asyncio.run(validate(ToolHallucination(declare=declare, train_size=50, test_size=20), 5))
     assert not wrong(graded)
     assert {"good", "bad", "boundary", "adversarial", "gold"} <= {one.kind for one in graded}
@@ -51,11 +51,11 @@ def test_a_call_counts_whichever_format_the_model_is_read_in(calls, text):
         ("1. calculate (by hand)\n2. compare", False),
     ],
 )
-def test_lines_that_call_are_told_from_prose_formulas_and_data(text, invokes):
+def test_lines_with_calls_are_distinguished_from_prose_formulas_and_data(text, invokes):
     assert invokes_tool({"role": "assistant", "content": text}, ["my.lookup"]) is invokes
 
 
-def test_a_thought_of_a_tool_is_no_call():
+def test_a_call_in_a_thought_does_not_count():
     assert not invokes_tool({"role": "assistant", "content": "No.", "reasoning_content": HERMES})
 
 

@@ -1,5 +1,5 @@
-"""Episodes with tools: what is solved earns 1, what is not 0; faults of the model are told, and the shipped task sets
-are seeded, solvable as they say, and not to be cheated."""
+"""Episodes with tools: a solved task earns 1, else 0; the model's errors are shown to it, and the built-in task sets
+are seeded, solvable by their gold answers, and resistant to cheating."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def played(tasks: ToolTasks, task: Task, replies: Answer) -> list[Step]:
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_right_answers_earn_1_those_of_other_tasks_and_silence_do_not(name: str) -> None:
+def test_right_answers_earn_1_and_answers_to_other_tasks_or_silence_earn_0(name: str) -> None:
     graded = asyncio.run(validate(seeded(name), 20))
     assert len(graded) >= 40
     assert wrong(graded) == []
@@ -123,16 +123,16 @@ ROOM = Room()
 (TASK,) = ROOM.tasks("train")
 
 
-def test_the_state_that_the_tools_have_left_is_graded() -> None:
+def test_the_final_state_of_the_tools_is_graded() -> None:
     first, last = played(ROOM, TASK, [message(push={"force": 5}), message("It is open.")])
     assert (first.done, first.reward) == (False, 0)
     assert first.messages == [{"role": "tool", "name": "push", "tool_call_id": "call00000", "content": "it moves"}]
     assert (last.done, last.reward, last.scores["correct"], last.scores["tool_calls"]) == (True, 1.0, 1.0, 1.0)
     assert played(ROOM, TASK, [message(push={"force": 2}), message("It is open.")])[-1].reward == 0
-    assert played(ROOM, TASK, "It is open.")[-1].reward == 0  # each episode has a state of its own
+    assert played(ROOM, TASK, "It is open.")[-1].reward == 0  # each episode has its own state
 
 
-def test_an_unknown_tool_and_wrong_arguments_are_told_and_counted() -> None:
+def test_an_unknown_tool_and_wrong_arguments_are_shown_to_the_model_and_counted() -> None:
     steps = played(
         ROOM, TASK, [message(pull={}), message(push={"force": "hard"}), message(push={"force": 4}), message("Open.")]
     )
@@ -146,7 +146,7 @@ def test_an_unknown_tool_and_wrong_arguments_are_told_and_counted() -> None:
     }
 
 
-def test_a_call_that_can_not_be_read_is_told_once_and_then_ends_the_episode_without_a_reward() -> None:
+def test_an_unreadable_call_is_shown_once_and_the_next_ends_the_episode_without_a_reward() -> None:
     told, ended = played(ROOM, TASK, [message(malformed="no JSON", push={"force": 5}), message(malformed="no JSON")])
     assert [one["content"] for one in told.messages] == ["it moves", "Error: a call can't be read: no JSON"]
     assert (ended.done, ended.reward, ended.scores["correct"], ended.scores["tool_malformed"]) == (True, 0.0, 0.0, 2.0)
@@ -306,7 +306,7 @@ def test_traces_are_rows_with_the_tools_their_calls_and_their_results() -> None:
     assert '"name": "calculate"' in given
 
 
-def test_traces_of_a_task_set_that_knows_no_answers_are_an_error(tmp_path: Path) -> None:
+def test_traces_of_a_task_set_without_gold_answers_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Room has no gold answer to any task: define its gold\(\)"):
         Traces(taskset=ROOM).read()
 

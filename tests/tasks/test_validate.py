@@ -1,4 +1,4 @@
-"""Graders are graded: what a task set declares, and right answers of the data to their own and to other tasks."""
+"""Validation of graders: by declared cases, and by gold answers of the task and of other tasks."""
 
 import asyncio
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class Counting(Lowercase):
         ]
 
 
-def test_a_sound_task_set_has_nothing_wrong() -> None:
+def test_a_sound_task_set_has_no_wrong_grades() -> None:
     graded = asyncio.run(validate(Echo(), 5))
     assert [one.kind for one in graded] == ["good", "boundary", *[GOLD] * 5, *[OTHERS] * 5]
     assert not wrong(graded)
@@ -87,7 +87,7 @@ def test_a_run_that_requires_sound_grades_names_the_first_wrong_one() -> None:
     asyncio.run(require(Echo(), 3))
 
 
-def test_a_grader_that_fails_is_wrong_and_says_why() -> None:
+def test_a_grader_that_raises_is_wrong_with_the_error() -> None:
     found = wrong(asyncio.run(validate(Echo(fails=True), 1)))
     assert len(found) == 3
     assert "the grader is away" in found[0].error
@@ -138,7 +138,7 @@ def test_a_task_set_that_declares_nothing_is_an_error() -> None:
     ],
     ids=lambda taskset: type(taskset).__name__,
 )
-def test_the_built_in_task_sets_grade_as_they_should(taskset: TaskSet) -> None:
+def test_the_built_in_task_sets_grade_their_cases_correctly(taskset: TaskSet) -> None:
     graded = asyncio.run(validate(taskset, 6))
     assert not wrong(graded)
     assert sum(one.kind == GOLD for one in graded) == 6

@@ -1,5 +1,5 @@
-"""Environments of verifiers: their own rollouts over the endpoint, scored by their own rubrics. The pins of verifiers
-are not ours: those tests that need it run in an interpreter of its own (`make install-adapters`)."""
+"""Environments of verifiers: their own rollouts over the endpoint, scored by their own rubrics. verifiers needs other
+versions of libraries, so tests with it run in a separate interpreter (`make install-adapters`)."""
 
 import asyncio
 import importlib.util
@@ -43,7 +43,7 @@ def solve(text: str) -> str:
 
 
 @real
-def test_rows_become_tasks_in_two_splits_and_signals_stay_ours() -> None:
+def test_rows_become_tasks_in_two_splits_and_signal_handlers_stay_unchanged() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     taskset = toy()
     train, test = taskset.tasks("train"), taskset.tasks("test")
@@ -74,7 +74,7 @@ def test_an_answer_that_a_reward_function_cannot_read_is_zero_and_a_failure_is_n
 
 
 @real
-def test_several_turns_are_one_line_and_what_the_environment_raises_fails_the_episode() -> None:
+def test_several_turns_are_one_line_and_an_error_of_the_environment_fails_the_episode() -> None:
     episode = played(toy(kind="hints"), solve)
     assert episode.status is Status.COMPLETED, episode.error
     assert [span.trained for span in episode.spans] == [False, True, False, True]
@@ -100,7 +100,7 @@ def test_tools_are_declared_and_called() -> None:
 
 
 @real
-def test_what_cannot_be_used_is_refused_by_name() -> None:
+def test_unusable_environments_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="no-such-thing"):
         Verifiers(environment="no-such-thing").open()
     with pytest.raises(ConfigError, match="group"):
@@ -108,7 +108,7 @@ def test_what_cannot_be_used_is_refused_by_name() -> None:
 
 
 @pytest.mark.skipif(INSTALLED, reason="verifiers is installed")
-def test_without_the_package_the_error_says_what_to_install() -> None:
+def test_without_the_package_the_error_names_what_to_install() -> None:
     with pytest.raises(ConfigError, match=r"pip install 'verifiers<0\.4'"):
         toy().tasks("train")
 
@@ -167,7 +167,7 @@ def test_rewards_and_failures_pass_through_also_with_a_stand_in(monkeypatch: pyt
     assert episode("2").reward == 1
 
 
-def test_all_functions_of_a_group_of_rubrics_are_watched() -> None:
+def test_the_errors_of_all_functions_of_a_group_of_rubrics_are_recorded() -> None:
     inner = SimpleNamespace(funcs=[len])
     _record_errors(SimpleNamespace(funcs=[], rubrics=[inner]))
     assert asyncio.run(inner.funcs[0]("abc")) == 3

@@ -1,4 +1,4 @@
-"""An MCP server for tests. Its argument says what is wrong with it."""
+"""An MCP server for tests. Its argument names its fault."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol serves tools; what is wrong with the server is never the model's fault."""
+"""A server of the Model Context Protocol serves tools; its failures are never counted as the model's errors."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ async def answer(tools: Sequence[Tool], name: str, deadline_s: float = 100.0, **
     return (await box.answer([call]))[0]["content"]
 
 
-def test_a_servers_tools_are_called_and_its_errors_told() -> None:
+def test_a_servers_tools_are_called_and_its_errors_are_shown() -> None:
     async def use(connection: MCPConnection) -> None:
         tools = await connection.tools()
         assert [(tool.name, tool.description) for tool in tools] == [

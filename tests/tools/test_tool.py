@@ -1,4 +1,4 @@
-"""Functions and objects become tools: their schemas, the checking of arguments, and what is refused."""
+"""Functions and objects as tools: their schemas, the validation of arguments, and errors."""
 
 import asyncio
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_arguments_are_checked_and_converted() -> None:
             run(made, arguments)
 
 
-def test_functions_may_be_async_and_return_what_json_can_hold() -> None:
+def test_functions_may_be_async_and_return_any_json_value() -> None:
     assert run(tool(double), {"number": 4}) == "8"
 
     def several() -> dict[str, Any]:
@@ -160,6 +160,6 @@ def odd_type(a: asyncio.Lock) -> int:
     [(no_docstring, "no docstring"), (no_type, "give it a type"), (many_types, "remove \\*"),
      (odd_type, "without a form in JSON"), (lambda: 3, "no docstring")],
 )  # fmt: skip
-def test_what_no_schema_can_be_made_of_is_refused(function: Callable[..., Any], why: str) -> None:
+def test_functions_without_a_schema_are_refused(function: Callable[..., Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         tool(function)

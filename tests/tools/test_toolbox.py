@@ -1,5 +1,5 @@
-"""Calls are answered in their order, within their limits; faults of tools are told to the model, those of the
-infrastructure raised."""
+"""Calls are answered in their order, within their limits; errors of tools are shown to the model, and infrastructure
+failures raised."""
 
 import asyncio
 import http.server
@@ -108,7 +108,7 @@ def test_calls_of_an_object_run_one_after_the_other_in_order() -> None:
     assert found == ['["a"]', '["a", "b"]']
 
 
-def test_the_model_is_told_what_it_did_wrong() -> None:
+def test_the_errors_of_the_model_are_shown_to_it() -> None:
     box = Toolbox(tools_of(slow), ToolLimits(max_calls=2))
     unknown, wrong, refused = texts(box, call("slov", seconds=1), call("slow"), call("slow", seconds=0))
     assert unknown == "Error: there is no tool 'slov'. Did you mean 'slow'? Tools: slow"
@@ -118,7 +118,7 @@ def test_the_model_is_told_what_it_did_wrong() -> None:
     assert texts(box, call("slow", seconds=0)) == [refused]  # of the episode, not of the reply
 
 
-def test_an_exception_is_told_and_bounded() -> None:
+def test_an_exception_is_shown_with_limited_length() -> None:
     box = Toolbox(tools_of(broken), SHORT)
     value, memory, long = texts(box, *(call("broken", kind=kind) for kind in ("value", "memory", "long")))
     assert value == "Error: ValueError: bad \ufffd value"
@@ -127,7 +127,7 @@ def test_an_exception_is_told_and_bounded() -> None:
 
 
 @pytest.mark.parametrize("hung", ["hangs", "async_hangs"])
-def test_a_hung_tool_is_told_and_counted_and_holds_up_nothing(hung: str) -> None:
+def test_a_hung_tool_is_an_error_and_delays_no_other_call(hung: str) -> None:
     end = threading.Event()
 
     def hangs() -> None:
@@ -240,7 +240,7 @@ def test_a_server_that_is_down_or_overloaded_is_never_the_models_fault(address: 
         answers(Toolbox(fetcher(address), ToolLimits()), call("fetch", path=str(status)))
 
 
-def test_a_page_that_is_not_there_is_told_and_a_server_that_is_not_there_raised(address: str) -> None:
+def test_a_missing_page_is_shown_and_a_missing_server_raised(address: str) -> None:
     (text,) = texts(Toolbox(fetcher(address), ToolLimits()), call("fetch", path="404"))
     assert text == "Error: HTTPError: HTTP Error 404: Not Found"
     with pytest.raises(urllib.error.URLError):

@@ -1,4 +1,4 @@
-"""whet as a client of NeMo Gym: what is sent and read is what real servers of nemo-gym 0.7.0 took and gave."""
+"""whet as a client of NeMo Gym: requests and answers equal recorded ones of real servers of nemo-gym 0.7.0."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ def run(environments: Any, *replies: Any) -> tuple[float, list[str]]:
     return asyncio.run(play(environments, environments.tasks.tasks("train")[0], replies))
 
 
-def test_the_whole_row_goes_along_and_the_answer_as_items(tmp_path: Path) -> None:
+def test_the_whole_row_is_sent_with_the_answer_as_items(tmp_path: Path) -> None:
     environments, seen = server(tmp_path, verified)
     assert run(environments, {**says("4"), "reasoning_content": "easy"}) == (0.5, [])
     assert [path for path, _ in seen] == ["/seed_session", "/verify"]
@@ -80,7 +80,7 @@ def test_a_tool_that_the_row_does_not_declare_is_not_called(tmp_path: Path) -> N
     assert [path for path, _ in seen] == ["/seed_session", "/verify"]
 
 
-def test_calls_have_ids_of_their_own_in_the_whole_conversation(tmp_path: Path) -> None:
+def test_calls_have_unique_ids_in_the_whole_conversation(tmp_path: Path) -> None:
     environments, seen = server(tmp_path, verified)
     run(environments, calls("add", a=1), calls("add", a=2), says("4"))
     output = seen[-1][1]["response"]["output"]
@@ -129,7 +129,7 @@ def test_a_failure_of_the_server_is_never_a_reward(tmp_path: Path, answer: httpx
         run(environments, says("4"))
 
 
-def test_a_reward_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+def test_a_reward_that_is_not_a_number_is_an_error(tmp_path: Path) -> None:
     environments, _ = server(tmp_path, lambda path, body: verified(path, body, reward="high"))
     with pytest.raises(DataError, match="must be a finite number"):
         run(environments, says("4"))
@@ -180,8 +180,8 @@ policy_model: {responses_api_models: {m: {host: h, port: 9}}}
 
     monkeypatch.setattr(httpx, "get", get)
     assert servers_of("http://head.test/") == dict.fromkeys(["sums", "sums_simple_agent"], "http://127.0.0.1:7")
-    with pytest.raises(ConfigError, match=r"data.head: http://nobody.test/global_config_dict_yaml doesn't list"):
-        servers_of("http://nobody.test")
+    with pytest.raises(ConfigError, match=r"data.head: http://unknown.test/global_config_dict_yaml doesn't list"):
+        servers_of("http://unknown.test")
 
 
 def test_a_group_is_compared_in_one_request(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Rewards beside those of the real servers of nemo-gym 0.7.0, on its example rows and on answers that try something.
+"""Rewards compared with real servers of nemo-gym 0.7.0, on its example rows and on adversarial answers.
 
-Needs an interpreter of its own with nemo-gym (`make install-gym`), named by WHET_GYM_PYTHON; not part of CI."""
+Needs a separate interpreter with nemo-gym (`make install-gym`), named by WHET_GYM_PYTHON; not part of CI."""
 
 import asyncio
 import json
@@ -112,7 +112,7 @@ LOOSE = {
 }
 
 
-def test_rewards_are_theirs(server: tuple[str, str, Path], tmp_path: Path) -> None:
+def test_rewards_equal_the_rewards_of_real_servers(server: tuple[str, str, Path], tmp_path: Path) -> None:
     name, url, examples = server
     different, compared = [], 0
     lines = examples.read_text().splitlines() + ([] if name == "mcqa" else [json.dumps(LOOSE)])

@@ -1,4 +1,4 @@
-"""A task set as a resources server: requests of Gym's agents and of our own client."""
+"""A task set as a resources server: requests of Gym's agents and of whet's client."""
 
 import asyncio
 import json
@@ -47,9 +47,9 @@ async def ask(application: Any, path: str, body: Any) -> httpx.Response:
         return await client.post(path, json=body)
 
 
-def test_wrong_requests_are_told_what_is_wrong() -> None:
+def test_wrong_requests_get_an_error_message() -> None:
     app = application(TASKS)
-    assert asyncio.run(ask(app, "/verify", {"whet_task": "nobody"})).status_code == 422
+    assert asyncio.run(ask(app, "/verify", {"whet_task": "unknown"})).status_code == 422
     uid = TASKS.tasks("test")[0].uid
     answer = asyncio.run(ask(app, "/verify", {"whet_task": uid, "response": {"text": "4"}}))
     assert (answer.status_code, "is not an answer" in answer.text) == (422, True)
@@ -57,7 +57,7 @@ def test_wrong_requests_are_told_what_is_wrong() -> None:
     assert asyncio.run(ask(app, "/seed_session", {"resources_session_id": "s"})).json() == {"resources_session_id": "s"}
 
 
-def test_a_grader_that_fails_is_no_measurement() -> None:
+def test_an_episode_with_a_failed_grader_is_masked() -> None:
     class Broken(Arithmetic):
         async def grade(self, task: Any, answer: str) -> dict[str, float]:
             raise RuntimeError("out of disk")
@@ -70,7 +70,7 @@ def test_a_grader_that_fails_is_no_measurement() -> None:
 
 
 def sent(content: bytes, served: str = "127.0.0.1", **headers: str) -> httpx.Response:
-    """The answer to a request as it stands."""
+    """Return the answer to a request with an unparsed body."""
     given = {"content-type": "application/json", "host": "127.0.0.1:12000", **headers}
 
     async def go() -> httpx.Response:
@@ -95,7 +95,7 @@ RIGHT = json.dumps(verifying(TASKS.gold(TASKS.tasks("train")[0]))).encode()
         RIGHT.replace(b'"output"', b'"no output"'), RIGHT.replace(b"[", b"7, \"x\": ["),
     ],
 )  # fmt: skip
-def test_whatever_is_sent_is_answered_in_words(content: bytes) -> None:
+def test_every_request_gets_an_answer_in_words(content: bytes) -> None:
     answer = sent(content)
     assert answer.status_code == 422, answer.text
     assert answer.json()["detail"]
@@ -131,7 +131,7 @@ def test_tasks_of_several_turns_are_refused_or_masked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "1"])
-def test_a_reward_that_is_no_number_is_no_measurement(reward: Any) -> None:
+def test_an_episode_with_an_invalid_reward_is_masked(reward: Any) -> None:
     class Broken(Arithmetic):
         async def grade(self, task: Any, answer: str) -> Any:
             return {"reward": 1.0, "other": reward}

@@ -1,4 +1,4 @@
-"""Comparisons of a generative reward model: what is read, and what an answer is worth. Empty ones earn nothing."""
+"""Comparisons of a generative reward model: verdicts and rewards. Empty answers earn nothing."""
 
 import json
 import math
@@ -43,7 +43,7 @@ from whet.tasks.judges.comparison import (
         ("", None),
     ],
 )
-def test_a_verdict_is_read_whole_or_not_at_all(text: str, verdict: tuple[float, float, float] | None) -> None:
+def test_an_incomplete_verdict_is_rejected(text: str, verdict: tuple[float, float, float] | None) -> None:
     assert read_comparison(text) == (None if verdict is None else Comparison(*verdict))
 
 
@@ -53,7 +53,7 @@ def test_a_tie_is_broken_by_the_ranking_and_stays_in_its_range() -> None:
     assert Comparison(2, 4, 1).points == (2, 4), "no tie"
 
 
-def test_who_is_compared() -> None:
+def test_the_pairs_that_are_compared() -> None:
     assert pairs("circular", 3) == [(0, 1), (1, 2), (2, 0)]
     assert pairs("circular", 2) == [(0, 1), (1, 0)], "both orders"
     assert pairs("all", 3) == [(0, 1), (0, 2), (1, 2)]
@@ -92,19 +92,19 @@ def test_the_bonus_goes_to_the_shortest_only_if_it_is_among_the_best() -> None:
 
 
 @pytest.mark.parametrize("cheat", [Answer(""), Answer("  \n"), Answer("x", finished=False), Answer("", "t")])
-def test_nothing_is_earned_by_saying_nothing_or_being_cut_off(cheat: Answer) -> None:
+def test_empty_and_cut_answers_get_no_bonus(cheat: Answer) -> None:
     honest = [Answer("a" * n, "t" * n) for n in (10, 20, 30)]
     found = length_rewards([3.0] * 4, [*honest, cheat], CONTROL)
-    assert found[3] == min(0.0, *found[:3]), "the least that anybody gets"
+    assert found[3] == min(0.0, *found[:3]), "the least of all terms"
     assert length_rewards([3.0] * 4, [*honest, cheat], CONTROL)[:3] == length_rewards([3.0] * 3, honest, CONTROL)
 
 
-def test_one_answer_that_counts_is_compared_with_nobody() -> None:
+def test_a_single_valid_answer_gets_no_length_term() -> None:
     assert length_rewards([3.0, 3.0], [Answer("a"), Answer("")], CONTROL) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("recorded", json.loads((Path(__file__).parent / "genrm_compare.json").read_text()))
-def test_rewards_are_those_of_gyms_genrm_compare(recorded: dict[str, Any]) -> None:
+def test_rewards_equal_the_rewards_of_gyms_genrm_compare(recorded: dict[str, Any]) -> None:
     """Recorded from ``aggregate_scores`` of nemo-gym 0.7.0, on non-empty answers and ties that stay in range: elsewhere
     theirs can be bought, and ours differs on purpose (see above)."""
     answers = [Answer(**answer) for answer in recorded["answers"]]

@@ -77,7 +77,7 @@ def test_messages_of_parts_are_sent_as_text() -> None:
     ],
     ids=range(8),
 )
-def test_what_stays_wrong_is_a_failure_and_no_verdict(bad: Any) -> None:
+def test_a_persistent_failure_is_an_error_not_a_verdict(bad: Any) -> None:
     with pytest.raises(JudgeError, match=r"the judge at http://judge.test/v1 gave no verdict on t in 3 attempts"):
         ask(lambda _: bad)
     first = iter([bad])
@@ -147,7 +147,7 @@ def test_a_judge_is_first_taught_the_verdicts_themselves() -> None:
     assert [read_comparison(row.answers[0].messages[-1]["content"]) is not None for row in train] == [True] * 3
 
 
-def test_a_judge_of_single_answers_refuses_task_sets_with_episodes_of_their_own() -> None:
+def test_a_judge_of_single_answers_refuses_task_sets_that_make_their_own_episodes() -> None:
     with pytest.raises(ValidationError, match="Guessing has episodes of several turns"):
         Judged(taskset=Guessing(), judge=JUDGE)
 
@@ -174,18 +174,18 @@ def test_a_grade_keeps_its_sign(said: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("said", ["Grade: .5", "Grade: - 3", "Grade: --3", "Grade: 3-", "Grade: 2/5", "Grade: 1,5"])
-def test_a_number_that_is_written_in_another_way_is_no_grade(said: str) -> None:
+def test_a_number_in_another_notation_is_not_a_grade(said: str) -> None:
     with pytest.raises(JudgeError):
         grade(judged(lambda _: said, low=-5, high=5)[0], "an answer")
 
 
 @pytest.mark.parametrize("said", ["Grade: 9", "Grade: five", "I grade: 4 stars", ""])
-def test_a_grade_out_of_range_is_none(said: str) -> None:
+def test_a_grade_out_of_range_is_rejected(said: str) -> None:
     with pytest.raises(JudgeError):
         grade(judged(lambda _: said)[0], "an answer")
 
 
-def test_an_empty_answer_is_worth_nothing_and_nobody_is_asked() -> None:
+def test_an_empty_answer_earns_nothing_without_a_request() -> None:
     environments, seen = judged(lambda _: "Grade: 5")
     assert grade(environments, " \n")["reward"] == 0
     assert seen == []
@@ -210,7 +210,7 @@ def test_equal_means_equal_in_both_orders() -> None:
     assert grade(judged(lambda _: next(said), by="reference")[0], "1")["reward"] == 0.0
 
 
-def test_only_what_the_grader_calls_wrong_is_judged() -> None:
+def test_only_answers_that_the_grader_calls_wrong_are_judged() -> None:
     environments, seen = judged(lambda _: "[[A!=B]]", by="reference", only_if_wrong=True)
     right = TASKS.gold(TASK)
     assert right is not None
@@ -234,14 +234,14 @@ def longer_is_better(body: dict[str, Any]) -> str:
     return json.dumps(dict(zip(("score_1", "score_2", "ranking"), scores, strict=True)))
 
 
-def test_rewards_are_what_the_comparisons_say() -> None:
+def test_rewards_follow_from_the_comparisons() -> None:
     group, seen = compared(longer_is_better, ["aaa", "aa", "a"], roles=True)
     assert [one.reward for one in group.episodes] == [5.0, 3.0, 1.0]
     assert len(seen) == 3
     assert [m["role"] for m in seen[0]["messages"]][-3:] == ["response_1", "response_2", "principle"]
 
 
-def test_empty_answers_lose_and_nobody_is_asked() -> None:
+def test_empty_answers_lose_without_a_request() -> None:
     group, seen = compared(longer_is_better, ["", "aa", " "], roles=True, length={"answer": 0.5, "answer_bonus": 0.5})
     assert len(seen) == 0
     assert [one.reward for one in group.episodes] == [1.0, 3.0, 1.0]
