@@ -1,4 +1,4 @@
-"""Names of task sets, rows and sinks come from the metadata of installed distributions."""
+"""Names of task sets, rows, engines and sinks come from the metadata of installed distributions."""
 
 import subprocess
 import sys
@@ -11,6 +11,7 @@ from whet.config import Config
 from whet.config.component import import_path
 from whet.config.entry_points import EntryPoints, installed
 from whet.data.registry import ROWS
+from whet.engines.registry import GENERATORS
 from whet.metrics.sinks.registry import SINKS
 from whet.tasks.registry import TASK_SETS
 
@@ -34,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("registry", [TASK_SETS, ROWS, SINKS], ids=lambda registry: registry.group)
+@pytest.mark.parametrize("registry", [TASK_SETS, ROWS, GENERATORS, SINKS], ids=lambda registry: registry.group)
 def test_every_built_in_name_leads_to_settings(registry: EntryPoints) -> None:
     built_in = [import_path(path) for path in registry.values() if path.startswith("whet.")]
     assert built_in

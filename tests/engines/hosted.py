@@ -25,7 +25,7 @@ class HostableConfig(TorchGeneratorConfig):
 
 
 class Hostable(StandIn):
-    """The rest of ``Refittable``, which the tests of transports don't need."""
+    """The rest of ``PausableEngine``, which the tests of transports don't need."""
 
     def __init__(self, inside: Any) -> None:
         super().__init__(inside)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.generator_contract import OTHER, PROMPT, GeneratorContract, crowd, run
+from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, crowd, run
 from tests.engines.test_torch_generator import make
 from tests.toy import toy_recipe
 from tests.weights.test_in_process import learn_something
@@ -21,7 +21,7 @@ def routed(replicas: int = 2, **settings: Any) -> Router:
     return Router([make(max_batch=12) for _ in range(replicas)], **settings)
 
 
-class TestContract(GeneratorContract):
+class TestContract(PausableContract):
     @pytest.fixture
     def generator(self) -> Router:
         return routed()

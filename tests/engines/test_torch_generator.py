@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
-from tests.contracts.generator_contract import OTHER, PROMPT, GeneratorContract, crowd, run
+from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, crowd, run
 from tests.tiny import VOCAB, tiny_gemma, tiny_granite, tiny_llama, tiny_qwen3, tiny_qwen3_5, tiny_tokenizer
 from tests.weights.collected import load_into
 from whet.base.errors import ConfigError, DeadlineError, RefitError, WhetError
@@ -33,14 +33,14 @@ def make(
     return TorchGenerator(config, built, tiny_tokenizer())
 
 
-class TestContract(GeneratorContract):
+class TestContract(PausableContract):
     @pytest.fixture
     def generator(self) -> TorchGenerator:
         return make(max_batch=12)
 
 
 @pytest.mark.parametrize("generator", STATES, indirect=True)
-class TestContractWithStates(GeneratorContract):
+class TestContractWithStates(PausableContract):
     @pytest.fixture
     def generator(self, request: pytest.FixtureRequest) -> TorchGenerator:
         return make(request.param, max_batch=12)

@@ -20,7 +20,7 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 
-from tests.contracts.generator_contract import OTHER, PROMPT, GeneratorContract, crowd
+from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, crowd
 from tests.tiny import tiny_llama, tiny_qwen3
 from tests.vllm_engine import Loop, load, make
 from tests.weights.collected import Listed
@@ -68,7 +68,7 @@ def engine(loop: Loop) -> Iterator[VllmGenerator]:
     assert not [number for number in processes if psutil.pid_exists(number)]
 
 
-class TestContract(GeneratorContract):
+class TestContract(PausableContract):
     @pytest.fixture
     def generator(self, engine: VllmGenerator, loop: Loop) -> VllmGenerator:
         self.loop = loop

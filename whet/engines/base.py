@@ -1,4 +1,4 @@
-"""The interface of generators: tokens in, tokens out.
+"""The interface of engines: tokens in, tokens out; weights in.
 
     episode ──prompt tokens──► Router (replicas > 1) ──► TorchGenerator: decoder, engine_model, in this process
             ◄──Completion────                        ├─► VllmGenerator ──────► vLLM in separate processes
@@ -10,7 +10,7 @@ For example: ``Completion(tokens=[57, 2], logprobs=[-0.3, 0.0], versions=(3, 3),
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from whet.base.errors import ConfigError, WhetError
 from whet.core.types import Distribution
@@ -70,36 +70,8 @@ def prompt_metrics(tokens: int, cached: int) -> Metrics:
     return metrics.mean("time/generator/cached_share", cached, tokens)
 
 
-class Generator(Protocol):
-    """Samples continuations of token prompts. Many calls of ``sample`` run concurrently."""
-
-    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
-        """Continue ``prompt``. Requests of one ``session`` (an episode) may share cached state."""
-        ...
-
-    async def pause(self) -> None:
-        """Return once the weights are not read any more. Requests in flight keep their tokens and wait."""
-        ...
-
-    async def resume(self, version: int) -> None:
-        """Continue with weights ``version``; new requests use no cache entries of older weights."""
-        ...
-
-    async def sleep(self, new_weights: bool = False) -> None:
-        """Return once the generator computes nothing and, if possible, uses no GPU memory. Requests in flight and new
-        ones wait. With ``new_weights`` it is refitted when it wakes."""
-        ...
-
-    async def wake(self, new_weights: bool = False) -> None:
-        """Continue as before ``sleep``, with the same weights. With ``new_weights`` a refit follows, for which requests
-        in flight wait."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class OpenModel(Protocol):
-    """The model of a generator in this process, while its weights are replaced."""
+    """The model of an engine in this process, while its weights are replaced."""
 
     def load(self, named: "Iterable[tuple[str, Tensor]]") -> None:
         """Copy some of the weights (Hugging Face names), cast to the model's dtype."""
@@ -118,8 +90,8 @@ class OpenModel(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """A generator whose model is in other processes, each of which has a part of every matrix."""
+class EngineRanks(Protocol):
+    """The processes of an engine, each of which has a part of every matrix, while their weights are replaced."""
 
     @property
     def ranks(self) -> int:
@@ -132,27 +104,30 @@ class Engine(Protocol):
         ...
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
-        """See ``Generator``."""
+        """See ``Engine``."""
         ...
 
 
-class Refittable(Generator, Protocol[M]):
-    """A generator that accepts new weights. ``M`` is ``OpenModel`` if they are copied to it in this process, ``Engine``
-    if it fetches them itself."""
+class Engine(Protocol[M]):
+    """Samples continuations of token prompts, and accepts new weights. ``M`` is ``OpenModel`` if the weights are copied
+    to it in this process, ``EngineRanks`` if its processes fetch them.
+
+    This is all that a run needs of an engine; some settings need a ``PausableEngine``."""
 
     @property
     def dtype(self) -> "torch.dtype":
         """The dtype of its weights."""
         ...
 
-    def tally(self) -> Metrics:
-        """Return the metrics since the last call: at least ``prompt_metrics``."""
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        """Continue ``prompt``. Many calls run concurrently. Requests of one ``session`` (an episode) may share cached
+        state."""
         ...
 
     def refit(self, version: int, adapter: bool = False) -> AbstractAsyncContextManager[Sequence[M]]:
         """Open the models of all replicas for a complete set of weights, or for a LoRA ``adapter`` over them.
 
-        >>> async with generator.refit(version) as models:
+        >>> async with engine.refit(version) as models:
         ...     for model in models:
         ...         model.load(named)
 
@@ -161,3 +136,45 @@ class Refittable(Generator, Protocol[M]):
         refit succeeds.
         """
         ...
+
+    def tally(self) -> Metrics:
+        """Return the metrics since the last call: at least ``prompt_metrics``."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything. Requests in flight return their tokens so far, with finish reason ``aborted``."""
+        ...
+
+
+@runtime_checkable
+class PausableEngine(Engine[M], Protocol[M]):
+    """An engine that can also stop between refits: for ``rollouts.partial``, ``generator.replicas`` above 1,
+    ``generator.on_cluster`` and ``devices.placement=colocated``."""
+
+    async def pause(self) -> None:
+        """Return once the weights are not read any more. Requests in flight keep their tokens and wait."""
+        ...
+
+    async def resume(self, version: int) -> None:
+        """Continue with weights ``version``; new requests use no cache entries of older weights."""
+        ...
+
+    async def sleep(self, new_weights: bool = False) -> None:
+        """Return once the engine computes nothing and, if possible, uses no GPU memory. Requests in flight and new
+        ones wait. With ``new_weights`` it is refitted when it wakes."""
+        ...
+
+    async def wake(self, new_weights: bool = False) -> None:
+        """Continue as before ``sleep``, with the same weights. With ``new_weights`` a refit follows, for which requests
+        in flight wait."""
+        ...
+
+
+def pausable(engine: Engine[M], setting: str) -> PausableEngine[M]:
+    """Return the engine if it can pause. Raises ``ConfigError`` naming the setting that needs it."""
+    if isinstance(engine, PausableEngine):
+        return engine
+    raise ConfigError(
+        f"{setting} needs an engine with the methods pause, resume, sleep and wake (PausableEngine in "
+        f"whet/engines/base.py), and {type(engine).__name__} lacks some; leave the setting out, or write them"
+    )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from whet.cluster.config import ClusterConfig, DevicesConfig
-    from whet.engines.base import Refittable
+    from whet.engines.base import Engine, PausableEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +129,15 @@ class GeneratorConfig(Config, ABC):
         model: "PretrainedConfig",
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         deployment: Deployment | None = None,
-    ) -> "Refittable[Any]":
-        """Return a generator for models of a transformers config, whose weights are published later."""
+    ) -> "Engine[Any]":
+        """Return an engine for models of a transformers config, whose weights are published later."""
         if self.dtype == "auto":
             return self.resolve_auto(model).build(model, tokenizer, deployment)
         deployment = deployment or Deployment()
         all_gpus = visible_gpus(self.gpus, "generator.devices")
         each = len(all_gpus) // self.replicas
 
-        def replica(number: int) -> "Refittable[Any]":
+        def replica(number: int) -> "Engine[Any]":
             if self.on_cluster:
                 from whet.engines.remote import RemoteGenerator
 
@@ -148,12 +148,16 @@ class GeneratorConfig(Config, ABC):
             gpus = all_gpus[number * each : (number + 1) * each]
             return self.build_replica(model, tokenizer, replace(deployment, cores=cores, gpus=gpus))
 
-        engines = [replica(number) for number in range(self.replicas)]
-        if len(engines) == 1:
-            return engines[0]
+        if self.replicas == 1:
+            return replica(0)
+        from whet.engines.base import pausable
         from whet.engines.router import Router
 
-        return Router(engines, self.slack, replica, self.restarts)
+        def pausable_replica(number: int) -> "PausableEngine[Any]":
+            return pausable(replica(number), "generator.replicas")
+
+        engines = [pausable_replica(number) for number in range(self.replicas)]
+        return Router(engines, self.slack, pausable_replica, self.restarts)
 
     def resolve_auto(self, model: "PretrainedConfig", device: Literal["cpu", "cuda"] | None = None) -> Self:
         """Return the settings with ``auto`` resolved to the dtype on a device; None: the device that it uses here."""
@@ -170,5 +174,5 @@ class GeneratorConfig(Config, ABC):
     @abstractmethod
     def build_replica(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
-    ) -> "Refittable[Any]":
+    ) -> "Engine[Any]":
         """Return one engine, with the cores and GPUs of ``deployment``."""

@@ -1,8 +1,7 @@
-"""Built-in generators by their names in recipes."""
+"""The engines that a recipe can name, offered by whet and by other installed distributions."""
 
-GENERATORS = {
-    "torch": "whet.engines.torch.config:TorchGeneratorConfig",
-    "vllm": "whet.engines.vllm.config:VllmGeneratorConfig",
-}
+from whet.config.entry_points import EntryPoints
+
+GENERATORS = EntryPoints("whet.engines")
 
 GONE = {"router": "set the engine's replicas, as in {type: vllm, replicas: 2}"}

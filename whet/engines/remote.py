@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from whet.base.dtype import torch_dtype
 from whet.base.errors import GeneratorError, RefitError, WhetError, WorkerError
 from whet.cluster.base import RankInfo
-from whet.engines.base import Completion, SamplingParams
+from whet.engines.base import Completion, SamplingParams, pausable
 from whet.engines.config import Deployment, GeneratorConfig
 from whet.metrics import Metrics
 
@@ -36,7 +36,8 @@ class HostedEngine:
     ) -> None:
         """Build the engine; called before all other methods."""
         gpus = tuple(name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
-        self.engine = self._config.build_replica(model, tokenizer, replace(deployment, gpus=gpus))
+        engine = self._config.build_replica(model, tokenizer, replace(deployment, gpus=gpus))
+        self.engine = pausable(engine, "generator.on_cluster")
 
     async def sample(self, *request: Any) -> tuple[Completion, Metrics]:
         """Return a completion, and the metrics since the last one."""
@@ -60,7 +61,8 @@ class HostedEngine:
 
 
 class RemoteGenerator:
-    """The local side, a ``Refittable``. The actor starts with the first call, and refuses what the engine refuses."""
+    """The local side, a ``PausableEngine``. The actor starts with the first call, and refuses the same requests as the
+    engine."""
 
     def __init__(
         self,
@@ -84,11 +86,11 @@ class RemoteGenerator:
 
     @property
     def ranks(self) -> int:
-        """See ``Engine``."""
+        """See ``EngineRanks``."""
         return self.config.ranks
 
     def tally(self) -> Metrics:
-        """See ``Refittable``."""
+        """See ``Engine``."""
         metrics, self._metrics = self._metrics, Metrics()
         return metrics
 
@@ -105,36 +107,36 @@ class RemoteGenerator:
             raise type(error)(str(error).removesuffix(where) + where) from error
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str = "") -> Completion:
-        """See ``Generator``."""
+        """See ``Engine``."""
         completion: Completion
         completion, metrics = await self._ask("sample", prompt, params, session)
         self._metrics.merge(metrics)
         return completion
 
     async def call(self, target: str, method: str, *args: Any) -> list[Any]:
-        """See ``Engine``."""
+        """See ``EngineRanks``."""
         answers: list[Any] = await self._ask("engine.call", target, method, *args)
         return answers
 
     async def pause(self) -> None:
-        """See ``Generator``."""
+        """See ``PausableEngine``."""
         await self._ask("engine.pause")
 
     async def resume(self, version: int) -> None:
-        """See ``Generator``."""
+        """See ``PausableEngine``."""
         await self._ask("engine.resume", version)
 
     async def sleep(self, new_weights: bool = False) -> None:
-        """See ``Generator``."""
+        """See ``PausableEngine``."""
         await self._ask("engine.sleep", new_weights)
 
     async def wake(self, new_weights: bool = False) -> None:
-        """See ``Generator``."""
+        """See ``PausableEngine``."""
         await self._ask("engine.wake", new_weights)
 
     @asynccontextmanager
     async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["RemoteGenerator"]]:
-        """See ``Refittable``."""
+        """See ``Engine``."""
         await self._ask("begin_refit", version, adapter)
         try:
             yield [self]

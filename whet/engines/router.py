@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from whet.base.errors import DeadlineError, GeneratorError, ReplicaLostError, WhetError
-from whet.engines.base import Completion, Refittable, SamplingParams
+from whet.engines.base import Completion, PausableEngine, SamplingParams
 from whet.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class Router(Generic[M]):
 
     def __init__(
         self,
-        replicas: Sequence[Refittable[M]],
+        replicas: Sequence[PausableEngine[M]],
         slack: int = 16,
-        rebuild: Callable[[int], Refittable[M]] | None = None,
+        rebuild: Callable[[int], PausableEngine[M]] | None = None,
         restarts: int = 0,
     ) -> None:
         self.replicas = list(replicas)
@@ -89,7 +89,7 @@ class Router(Generic[M]):
         self._prompts = _Places()
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
-        """See ``Generator``. If its replica is lost, another one samples the request."""
+        """See ``Engine``. If its replica is lost, another one samples the request."""
         while True:
             await self._settled.wait()
             number = self._choose(prompt, session)
@@ -127,10 +127,10 @@ class Router(Generic[M]):
 
     # Replicas that are lost
 
-    def _is_alive(self, number: int, engine: Refittable[M]) -> bool:
+    def _is_alive(self, number: int, engine: PausableEngine[M]) -> bool:
         return self.replicas[number] is engine and number in self.serving | self.ready
 
-    def _lose(self, number: int, engine: Refittable[M], error: WhetError) -> None:
+    def _lose(self, number: int, engine: PausableEngine[M], error: WhetError) -> None:
         """Take a replica out of service. Raises ``error`` if no other one is serving."""
         if not self._is_alive(number, engine):
             return  # already taken out of service
@@ -166,7 +166,7 @@ class Router(Generic[M]):
             except WhetError as error:
                 log.warning("a replica could not be restarted: %s", error)
 
-    async def _each(self, numbers: set[int], work: Callable[[Refittable[M]], Awaitable[None]]) -> None:
+    async def _each(self, numbers: set[int], work: Callable[[PausableEngine[M]], Awaitable[None]]) -> None:
         """Run ``work`` with several replicas at once; replicas that are lost in it are taken out of service."""
 
         async def of(number: int) -> None:
@@ -191,7 +191,7 @@ class Router(Generic[M]):
         await self._each(self.serving, lambda replica: replica.pause())
 
     async def resume(self, version: int) -> None:
-        """See ``Generator``."""
+        """See ``PausableEngine``."""
         self._forget()
         await self._each(self.serving, lambda replica: replica.resume(version))
 
@@ -202,10 +202,10 @@ class Router(Generic[M]):
 
     @asynccontextmanager
     async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[Sequence[M]]:
-        """See ``Refittable``. Raises ``ReplicaLostError`` if a replica is lost during the refit and others remain."""
+        """See ``Engine``. Raises ``ReplicaLostError`` if a replica is lost during the refit and others remain."""
         self._settled.clear()
         again = False  # after the loss of a replica, requests wait for the next refit
-        engines: dict[int, Refittable[M]] = {}
+        engines: dict[int, PausableEngine[M]] = {}
         try:
             await self.pause()  # all at once
             engines |= {number: self.replicas[number] for number in sorted(self.serving | self.ready)}
@@ -234,17 +234,17 @@ class Router(Generic[M]):
         self._prompts.clear()
 
     async def sleep(self, new_weights: bool = False) -> None:
-        """See ``Generator``."""
+        """See ``PausableEngine``."""
         if self._restarting:
             await asyncio.wait(self._restarting)  # a starting engine needs memory too
         await self._each(self.serving | self.ready, lambda replica: replica.sleep(new_weights))
 
     async def wake(self, new_weights: bool = False) -> None:
-        """See ``Generator``."""
+        """See ``PausableEngine``."""
         await self._each(self.serving | self.ready, lambda replica: replica.wake(new_weights))
 
     def tally(self) -> Metrics:
-        """See ``Refittable``."""
+        """See ``Engine``."""
         metrics, self._metrics = self._metrics, Metrics()
         for replica in self.replicas:
             metrics.merge(replica.tally())

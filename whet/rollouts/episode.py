@@ -5,14 +5,14 @@ import asyncio
 import logging
 import random
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import CallError, DataError, WhetError
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
 from whet.core.types import Episode, Message, Status, Task
 from whet.endpoint.conversations import Conversations
-from whet.engines.base import Generator
+from whet.engines.base import Engine
 from whet.metrics.clock import Timing
 from whet.processes.loop_thread import format_error
 from whet.rollouts.failures import Failures, is_mistake
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 async def play(
     environments: Environments,
     task: Task,
-    generator: Generator,
+    generator: Engine[Any],
     renderer: Renderer,
     sampling: Sampling,
     *,

@@ -3,14 +3,14 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whet.base.closing import cancel_all
 from whet.base.errors import DataError, WhetError
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
 from whet.core.types import Episode, Group, Status, Task
-from whet.engines.base import Generator
+from whet.engines.base import Engine
 from whet.metrics.clock import Timing
 from whet.processes.loop_thread import format_error
 from whet.rollouts.blend import Blend
@@ -34,7 +34,7 @@ class GroupPlayer:
         config: RolloutConfig,
         sampling: Sampling,
         environments: IsolatedEnvironments,
-        generator: Generator,
+        generator: Engine[Any],
         renderer: Renderer,
         *,
         rewards: Reward = Score(),  # noqa: B008

@@ -23,7 +23,7 @@ from whet.chat.thinking import split_thinking
 from whet.core.content import in_text, text_of
 from whet.core.expert_ids import fill_missing
 from whet.core.types import Message, Span, Trajectory, Usage
-from whet.engines.base import Completion, Generator, SamplingParams
+from whet.engines.base import Completion, Engine, SamplingParams
 from whet.metrics.clock import Timing
 from whet.rollouts.observation import shorten
 from whet.rollouts.sampling import Sampling
@@ -58,7 +58,7 @@ class Reply:
 class Recording:
     """The state that all branches of one episode share."""
 
-    generator: Generator
+    generator: Engine[Any]
     renderer: Renderer
     sampling: Sampling
     name: str

@@ -33,6 +33,7 @@ from whet.base.progress import PROGRESS
 from whet.core.content import in_text
 from whet.core.types import Episode, Group, Status, Task
 from whet.data.order import TaskOrder
+from whet.engines.base import pausable
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
 from whet.rollouts.config import RolloutConfig
@@ -142,7 +143,7 @@ class RolloutSource:
             if sampled + len(self._tickets) < most:
                 self._issue()
         if self.config.partial:
-            await self.player.generator.pause()  # until the next weights are published
+            await pausable(self.player.generator, "rollouts.partial").pause()  # until the next weights are published
             self.player.timing.rest(True)
         metrics = self._metrics.sum("groups/kept", len(accepted)).sum(
             "groups/dropped", sampled - failed - len(accepted)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from whet.chat.renderer import Renderer
     from whet.cluster.base import Cluster
     from whet.cluster.lease import Devices
-    from whet.engines.base import Refittable
+    from whet.engines.base import Engine
     from whet.learner.learner import WorkerLearner
     from whet.run.recipe import Recipe
     from whet.weights.base import WeightSync
@@ -33,7 +33,7 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
     return Renderer(load_tokenizer(recipe.model), recipe.chat_template, recipe.template_arguments, recipe.tools_as_text)
 
 
-def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Refittable[Any]":
+def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Engine[Any]":
     """Return a generator whose weights are still to be written."""
     from whet.engines.config import Adapter, Deployment
     from whet.models.loading import adapted_modules, load_model_config
@@ -86,7 +86,7 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "NamedTensors":
 @asynccontextmanager
 async def open_generator(
     recipe: "Recipe", run: Path | None, model: str | None = None
-) -> "AsyncIterator[tuple[Refittable[Any], Renderer]]":
+) -> "AsyncIterator[tuple[Engine[Any], Renderer]]":
     """Open a generator, and the renderer of its texts, with the weights of a run's best checkpoint, of another
     ``model``, or of the recipe's. Nothing is trained."""
     from whet.processes.compute import compute

@@ -17,7 +17,7 @@ from whet.chat.renderer import Renderer
 from whet.config import Component, Config
 from whet.core.content import in_text
 from whet.core.types import Episode, Status, Task
-from whet.engines.base import Generator
+from whet.engines.base import Engine
 from whet.metrics.clock import Timing
 from whet.metrics.statistics import mcnemar, paired_difference, pass_at_k, wilson
 from whet.processes.compute import run_computing
@@ -162,7 +162,7 @@ class Report:
 async def evaluate_tasks(
     tasks: Sequence[Task],
     environments: IsolatedEnvironments,
-    generator: Generator,
+    generator: Engine[Any],
     renderer: Renderer,
     sampling: Sampling,
     config: EvaluationConfig,
@@ -227,7 +227,7 @@ async def evaluate_tasks(
 async def evaluate_all(
     recipe: "Recipe",
     environments: IsolatedEnvironments,
-    generator: Generator,
+    generator: Engine[Any],
     renderer: Renderer,
     endpoint: "Endpoint",
 ) -> Report:

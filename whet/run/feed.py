@@ -22,6 +22,7 @@ from whet.core.content import text_of
 from whet.core.types import Distribution, Group, Message, Task
 from whet.data.source import DatasetSource, Source
 from whet.endpoint.server import Endpoint
+from whet.engines.base import PausableEngine, pausable
 from whet.learner.base import Learner, Scorer
 from whet.learner.cached_reference import CachedReference
 from whet.losses.off_policy import MISMATCH
@@ -106,7 +107,10 @@ class SampledFeed(Feed):
         self.recipe, self.renderer = recipe, renderer
         self.devices = devices or Devices({}, shared=False)
         self.generator = build_generator(recipe, renderer)
-        self.devices.tenants["generation"] = self.generator
+        if recipe.devices.placement == "colocated" or isinstance(self.generator, PausableEngine):
+            self.devices.tenants["generation"] = pausable(self.generator, "devices.placement=colocated")
+        else:
+            self.devices.shared = False  # it keeps its weights while the learner computes
         self.environments, self.endpoint = IsolatedEnvironments(recipe.taskset.open()), Endpoint(renderer)
         player = GroupPlayer(
             recipe.rollouts,

@@ -30,7 +30,7 @@ from whet.rollouts.sampling import Sampling
 
 if TYPE_CHECKING:
     from whet.chat.renderer import Renderer
-    from whet.engines.base import Refittable
+    from whet.engines.base import Engine
     from whet.weights.base import WeightSync
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Sampler:
     """The parts that a policy samples with."""
 
     player: GroupPlayer
-    generator: "Refittable[Any]"
+    generator: "Engine[Any]"
     sync: "WeightSync"  # transfers the weights to the generator
 
 

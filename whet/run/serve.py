@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -12,7 +12,7 @@ from whet.chat.renderer import Renderer
 from whet.endpoint.conversations import answer_of, check_tools
 from whet.endpoint.request import Answer, ApiError, Question
 from whet.endpoint.server import Endpoint
-from whet.engines.base import Generator
+from whet.engines.base import Engine
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import PromptTooLong, Recording, Session
 from whet.run.build import open_generator
@@ -27,7 +27,7 @@ _REPLY = 1024  # the most tokens of a reply if the call sets no limit
 class ServedModel:
     """Answers each call separately, with the sampling that the call asks for, by default at temperature 1."""
 
-    def __init__(self, generator: Generator, renderer: Renderer, context: int, seed: int) -> None:
+    def __init__(self, generator: Engine[Any], renderer: Renderer, context: int, seed: int) -> None:
         self.generator, self.renderer, self.longest, self.seed = generator, renderer, context, seed
         self.calls = 0
 

@@ -9,7 +9,7 @@ then, either way   all tensors or digests equal ──► log-probs of a few tok
 from typing import Any, Protocol
 
 from whet.cluster.lease import Devices
-from whet.engines.base import Refittable
+from whet.engines.base import Engine
 from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.weights.source import NamedTensors
@@ -21,11 +21,11 @@ class WeightSync(Protocol):
     """Brings weights to a generator, or to all its replicas at once. Their arrival is verified before anything that was
     sampled is trained on."""
 
-    async def publish(self, learner: Learner, generator: Refittable[Any], version: int) -> Metrics:
+    async def publish(self, learner: Learner, generator: Engine[Any], version: int) -> Metrics:
         """Return once the generator samples from the learner's weights. Raises ``RefitError``, naming the tensors that
         differ."""
         ...
 
-    async def load(self, weights: NamedTensors, generator: Refittable[Any], version: int) -> Metrics:
+    async def load(self, weights: NamedTensors, generator: Engine[Any], version: int) -> Metrics:
         """Publish weights of this process; without a learner there is no probe."""
         ...

@@ -26,7 +26,7 @@ from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitEr
 from whet.base.seeds import derive_seed
 from whet.cluster.lease import Devices
 from whet.core.types import Distribution
-from whet.engines.base import Completion, Engine, Refittable, SamplingParams
+from whet.engines.base import Completion, Engine, EngineRanks, SamplingParams
 from whet.engines.router import of_each
 from whet.learner.base import Learner
 from whet.metrics import Metrics
@@ -60,13 +60,13 @@ class EngineSync:
     ) -> None:
         self.config, self.text, self.devices = config, text, devices or OWN_DEVICES
         self.distribution = distribution or Distribution()
-        self._engines: list[Engine] = []  # of the last refit
+        self._engines: list[EngineRanks] = []  # of the last refit
         self._sender: WeightSource | None = None  # to which they are connected
         self._transport: TransportName = "shared_memory"  # by which they are connected
         self._machines = set[str]()  # machines of the engines
         self._base: WeightSource | None = None  # whose frozen weights they have, for an adapter
 
-    async def publish(self, learner: Learner, generator: Refittable[Engine], version: int) -> Metrics:
+    async def publish(self, learner: Learner, generator: Engine[EngineRanks], version: int) -> Metrics:
         """See ``WeightSync``. Reports ``refit/seconds`` (during which nothing was sampled), ``refit/gigabytes`` and
         ``refit/unread`` (tensors that could not be read back), and the probe's metrics."""
         async with self.devices.acquire("generation", new_weights=True):
@@ -80,7 +80,7 @@ class EngineSync:
                 metrics.merge(await compare_decoding(learner, *text, decoded, config, dtype, self.distribution))
         return metrics
 
-    async def load(self, weights: NamedTensors, generator: Refittable[Engine], version: int) -> Metrics:
+    async def load(self, weights: NamedTensors, generator: Engine[EngineRanks], version: int) -> Metrics:
         """See ``WeightSync``."""
         source = LocalSource(weights)
         try:
@@ -98,8 +98,8 @@ class EngineSync:
         return lora.rank, lora.alpha
 
     async def _refit(
-        self, source: WeightSource, generator: Refittable[Engine], version: int, adapter: Adapter | None = None
-    ) -> tuple[Sequence[Engine], Metrics]:
+        self, source: WeightSource, generator: Engine[EngineRanks], version: int, adapter: Adapter | None = None
+    ) -> tuple[Sequence[EngineRanks], Metrics]:
         """Send all weights, or an ``adapter``, preceded by the frozen weights if engines may not have them. If a
         replica is lost, repeat with the other replicas."""
         while True:
@@ -109,8 +109,8 @@ class EngineSync:
                 log.warning("weights are published again: %s", error)
 
     async def _send_all(
-        self, source: WeightSource, generator: Refittable[Engine], version: int, adapter: Adapter | None
-    ) -> tuple[Sequence[Engine], Metrics]:
+        self, source: WeightSource, generator: Engine[EngineRanks], version: int, adapter: Adapter | None
+    ) -> tuple[Sequence[EngineRanks], Metrics]:
         started = time.perf_counter()
         size, unverified = 0, set[str]()
         async with generator.refit(version, adapter is not None) as engines:
@@ -135,7 +135,7 @@ class EngineSync:
         return engines, metrics.mean("refit/seconds", time.perf_counter() - started)
 
     async def _shake_hands(
-        self, source: WeightSource, engines: Sequence[Engine], dtype: torch.dtype, content: Content
+        self, source: WeightSource, engines: Sequence[EngineRanks], dtype: torch.dtype, content: Content
     ) -> Handshake:
         """Send the request to the source. Memory that it can't share with all engines is replaced by a collective."""
         config, full = self.config, self._sender is not source
@@ -166,7 +166,7 @@ class EngineSync:
         return handshake
 
     async def _begin(
-        self, engines: Sequence[Engine], handshake: Handshake, version: int, adapter: Adapter | None
+        self, engines: Sequence[EngineRanks], handshake: Handshake, version: int, adapter: Adapter | None
     ) -> None:
         columns = self.config.columns if self.config.digest else 0
         manifest = to_text(handshake.manifest) if handshake.manifest is not None else None
@@ -180,14 +180,14 @@ class EngineSync:
                 "weights: weights.lora=merged"
             )
 
-    async def _connect(self, engines: Sequence[Engine], handshake: Handshake) -> None:
+    async def _connect(self, engines: Sequence[EngineRanks], handshake: Handshake) -> None:
         if handshake.connection is not None:
             first = list(accumulate((engine.ranks for engine in engines), initial=1))
             way = self._transport, handshake.connection
             await of_each(engines, lambda engine, i: engine.call(RECEIVER, "connect", *way, first[i - 1]))
 
     async def _send(
-        self, source: WeightSource, engines: Sequence[Engine], handshake: Handshake
+        self, source: WeightSource, engines: Sequence[EngineRanks], handshake: Handshake
     ) -> tuple[dict[str, int], int]:
         """Return (digests of the sent tensors, bytes)."""
         sent, size = dict[str, int](), 0
@@ -200,10 +200,10 @@ class EngineSync:
             size += bucket.bytes
             engines_work = _call_all(engines, "take", bucket.number)
 
-    async def _finish(self, engines: Sequence[Engine], sent: dict[str, int]) -> set[str]:
+    async def _finish(self, engines: Sequence[EngineRanks], sent: dict[str, int]) -> set[str]:
         """Check the final reports of all ranks; return the tensors that could not be verified."""
 
-        async def of(engine: Engine) -> set[str]:
+        async def of(engine: EngineRanks) -> set[str]:
             reports: list[Report] = await engine.call(RECEIVER, "finish")
             for rank, report in enumerate(reports) if self.config.digest else ():
                 _check(sent, report, f"rank {rank} of the engine: " if len(reports) > 1 else "")
@@ -211,7 +211,7 @@ class EngineSync:
 
         return set().union(*await of_each(engines, lambda engine, _: of(engine)))
 
-    async def _sample(self, engine: Engine, version: int) -> Completion:
+    async def _sample(self, engine: EngineRanks, version: int) -> Completion:
         params = SamplingParams(self.config.probe_tokens, seed=0, distribution=self.distribution)
         completion = await engine.sample(self.text, params, f"probe/{version}")
         if completion.cached:
@@ -222,7 +222,7 @@ class EngineSync:
         return completion
 
 
-async def _call_all(engines: Sequence[Engine], method: str, *args: Any) -> list[Any]:
+async def _call_all(engines: Sequence[EngineRanks], method: str, *args: Any) -> list[Any]:
     """Call a method of the receiver in every rank of every engine; return all results."""
     answers = await of_each(engines, lambda engine, _: engine.call(RECEIVER, method, *args))
     return [answer for of_ranks in answers for answer in of_ranks]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from whet.base.errors import RefitError
 from whet.cluster.lease import Devices
-from whet.engines.base import OpenModel, Refittable
+from whet.engines.base import Engine, OpenModel
 from whet.engines.router import of_each
 from whet.learner.base import Learner
 from whet.metrics import Metrics
@@ -36,7 +36,7 @@ class InProcessSync:
         self.config, self.devices = config, devices or OWN_DEVICES
         self.prompt, self.tokens = text[-count - _PROMPT : -count], text[-count:]
 
-    async def publish(self, learner: Learner, generator: Refittable[OpenModel], version: int) -> Metrics:
+    async def publish(self, learner: Learner, generator: Engine[OpenModel], version: int) -> Metrics:
         """See ``WeightSync``."""
         metrics = Metrics()
         # Includes the learner's part of the probe, because nothing is sampled meanwhile.
@@ -48,7 +48,7 @@ class InProcessSync:
                 metrics.merge(await compare_decoding(learner, *text, decoded, self.config, dtype))
         return metrics
 
-    async def load(self, weights: NamedTensors, generator: Refittable[OpenModel], version: int) -> Metrics:
+    async def load(self, weights: NamedTensors, generator: Engine[OpenModel], version: int) -> Metrics:
         """See ``WeightSync``."""
         async with generator.refit(version) as models:
             await self._write(LocalSource(weights), models, generator.dtype)

@@ -83,7 +83,7 @@ class TorchGenerator:
         return self._decoder.counters
 
     def tally(self) -> Metrics:
-        """See ``Refittable``."""
+        """See ``Engine``."""
         spent = self.counters.since(self._reported)
         self._reported = self.counters.copy()
         return prompt_metrics(spent.prompt_tokens, spent.prompt_tokens - spent.prefill_tokens)
@@ -257,7 +257,7 @@ class TorchGenerator:
 
     @asynccontextmanager
     async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list[OpenEngine]]:
-        """See ``Refittable``. Raises RefitError if a weight is missing, unexpected or of another shape."""
+        """See ``Engine``. Raises RefitError if a weight is missing, unexpected or of another shape."""
         if adapter:
             raise ConfigError("the torch generator supports merged weights only; set weights.lora=merged")
         await self.pause()

@@ -79,7 +79,7 @@ class VllmGenerator:
         return f"the vLLM engine (processes {', '.join(map(str, self.processes.ids)) or 'not started'})"
 
     def tally(self) -> Metrics:
-        """See ``Refittable``."""
+        """See ``Engine``."""
         metrics, self._metrics = self._metrics, Metrics()
         return metrics
 
@@ -214,7 +214,7 @@ class VllmGenerator:
 
     @asynccontextmanager
     async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["VllmGenerator"]]:
-        """See ``Refittable``."""
+        """See ``Engine``."""
         self._settled.clear()
         try:
             await self.pause()
@@ -230,9 +230,9 @@ class VllmGenerator:
             raise RefitError(f"{self.name} did not clear the KV cache of older weights")
 
     async def sleep(self, new_weights: bool = False) -> None:
-        """See ``Generator``. On a GPU, if the ``Deployment`` sleeps, the weights move to CPU memory, or are dropped if
-        new ones follow and ``config.sleep_level`` is 2, and the KV cache is dropped (vLLM's sleep mode, which doesn't
-        exist on CPUs)."""
+        """See ``PausableEngine``. On a GPU, if the ``Deployment`` sleeps, the weights move to CPU memory, or are
+        dropped if new ones follow and ``config.sleep_level`` is 2, and the KV cache is dropped (vLLM's sleep mode,
+        which doesn't exist on CPUs)."""
         if self._engine is None:
             return
         await self.pause()
@@ -244,7 +244,7 @@ class VllmGenerator:
             await self._bounded(self._engine.sleep(level=level, mode="keep"), "falling asleep")
 
     async def wake(self, new_weights: bool = False) -> None:
-        """See ``Generator``."""
+        """See ``PausableEngine``."""
         if self._engine is None:
             return
         if not (self._settled.is_set() or new_weights):

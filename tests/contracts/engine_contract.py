@@ -1,4 +1,4 @@
-"""The contract of every generator. A test class per generator inherits these tests.
+"""The contracts of engines. A test class for each engine inherits these tests.
 
 The subclass gives the fixture ``generator`` (usable inside ``asyncio.run``, made for the byte tokenizer of
 ``tests.tiny``, context of at least 128 tokens). Tests that need more exactness than an engine promises are its own.
@@ -6,19 +6,20 @@ The subclass gives the fixture ``generator`` (usable inside ``asyncio.run``, mad
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from tests.tiny import VOCAB, tiny_tokenizer
 from whet.base.errors import WhetError
 from whet.core.types import Distribution
-from whet.engines.base import Completion, Generator, SamplingParams
+from whet.engines.base import Completion, Engine, PausableEngine, SamplingParams
 
 PROMPT = list(b"two and two is")
 OTHER = list(b"a quite different and somewhat longer prompt than the first")
 
 
-def run(generator: Generator, body: Callable[[], Awaitable[object]]) -> object:
+def run(generator: Engine[Any], body: Callable[[], Awaitable[object]]) -> object:
     async def whole() -> object:
         try:
             return await asyncio.wait_for(body(), 120)
@@ -28,16 +29,16 @@ def run(generator: Generator, body: Callable[[], Awaitable[object]]) -> object:
     return asyncio.run(whole())
 
 
-async def crowd(generator: Generator, requests: list[tuple[list[int], SamplingParams]]) -> list[Completion]:
+async def crowd(generator: Engine[Any], requests: list[tuple[list[int], SamplingParams]]) -> list[Completion]:
     return await asyncio.gather(*(generator.sample(p, s, f"session {i}") for i, (p, s) in enumerate(requests)))
 
 
-class GeneratorContract:
-    def run(self, generator: Generator, body: Callable[[], Awaitable[object]]) -> object:
+class EngineContract:
+    def run(self, generator: Engine[Any], body: Callable[[], Awaitable[object]]) -> object:
         """Runs a test's body. An engine that takes long to start may live on in a loop of its own."""
         return run(generator, body)
 
-    def test_a_completion_has_one_logprob_per_token_and_stops_at_its_limit(self, generator: Generator) -> None:
+    def test_a_completion_has_one_logprob_per_token_and_stops_at_its_limit(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             for limit in (1, 2, 9):
                 c = await generator.sample(PROMPT, SamplingParams(limit, seed=3), "s")
@@ -47,7 +48,7 @@ class GeneratorContract:
 
         self.run(generator, body)
 
-    def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(self, generator: Generator) -> None:
+    def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             seeds = [5, 5, 6, 7]
             out = await crowd(generator, [(PROMPT, SamplingParams(24, seed=seed)) for seed in seeds])
@@ -57,7 +58,7 @@ class GeneratorContract:
 
         self.run(generator, body)
 
-    def test_greedy_does_not_depend_on_the_seed_or_the_temperature(self, generator: Generator) -> None:
+    def test_greedy_does_not_depend_on_the_seed_or_the_temperature(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             hot = SamplingParams(12, seed=2, greedy=True, distribution=Distribution(temperature=3.0))
             out = await crowd(generator, [(PROMPT, SamplingParams(12, seed=1, greedy=True)), (PROMPT, hot)])
@@ -65,7 +66,7 @@ class GeneratorContract:
 
         self.run(generator, body)
 
-    def test_the_likeliest_token_alone_is_sampled_with_certainty(self, generator: Generator) -> None:
+    def test_the_likeliest_token_alone_is_sampled_with_certainty(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             only = SamplingParams(12, seed=2, distribution=Distribution(temperature=0.7, top_k=1))
             sure = SamplingParams(12, seed=3, distribution=Distribution(temperature=0.7, min_p=1.0))
@@ -76,7 +77,7 @@ class GeneratorContract:
 
         self.run(generator, body)
 
-    def test_what_cannot_be_met_is_an_error_and_a_full_context_is_none(self, generator: Generator) -> None:
+    def test_what_cannot_be_met_is_an_error_and_a_full_context_is_none(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             with pytest.raises(WhetError, match="empty prompt"):
                 await generator.sample([], SamplingParams(3), "s")
@@ -89,7 +90,7 @@ class GeneratorContract:
 
         self.run(generator, body)
 
-    def test_a_stop_token_ends_the_completion_and_is_kept(self, generator: Generator) -> None:
+    def test_a_stop_token_ends_the_completion_and_is_kept(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             free = await generator.sample(PROMPT, SamplingParams(24, seed=4), "s")
             stop = free.tokens[10]
@@ -100,7 +101,7 @@ class GeneratorContract:
 
         self.run(generator, body)
 
-    def test_a_stop_string_ends_the_completion_with_the_token_that_completes_it(self, generator: Generator) -> None:
+    def test_a_stop_string_ends_the_completion_with_the_token_that_completes_it(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             tokenizer = tiny_tokenizer()
             d = Distribution(top_k=8)
@@ -117,7 +118,7 @@ class GeneratorContract:
 
         self.run(generator, body)
 
-    def test_more_requests_than_fit_at_once_are_all_answered(self, generator: Generator) -> None:
+    def test_more_requests_than_fit_at_once_are_all_answered(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             requests = [((PROMPT, OTHER)[i % 2], SamplingParams(1 + i % 7, seed=i)) for i in range(40)]
             out = await crowd(generator, requests)
@@ -125,7 +126,24 @@ class GeneratorContract:
 
         self.run(generator, body)
 
-    def test_requests_under_way_survive_a_pause_and_name_both_versions(self, generator: Generator) -> None:
+    def test_giving_up_on_a_request_leaves_the_others_alone(self, generator: Engine[Any]) -> None:
+        async def body() -> None:
+            alone = await generator.sample(PROMPT, SamplingParams(30, seed=1), "a")
+            given_up = asyncio.create_task(generator.sample(OTHER, SamplingParams(60, seed=2), "b"))
+            kept = asyncio.create_task(generator.sample(PROMPT, SamplingParams(30, seed=1), "c"))
+            await asyncio.sleep(0.01)
+            given_up.cancel()
+            assert (await kept).tokens == alone.tokens
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+
+        self.run(generator, body)
+
+
+class PausableContract(EngineContract):
+    """The contract of engines that also pause."""
+
+    def test_requests_under_way_survive_a_pause_and_name_both_versions(self, generator: PausableEngine[Any]) -> None:
         async def body() -> None:
             await generator.pause()
             await generator.resume(3)
@@ -140,18 +158,5 @@ class GeneratorContract:
             assert before.versions == (3, 3)
             assert (await task).versions == (3, 4)
             assert after.versions == (4, 4)
-
-        self.run(generator, body)
-
-    def test_giving_up_on_a_request_leaves_the_others_alone(self, generator: Generator) -> None:
-        async def body() -> None:
-            alone = await generator.sample(PROMPT, SamplingParams(30, seed=1), "a")
-            given_up = asyncio.create_task(generator.sample(OTHER, SamplingParams(60, seed=2), "b"))
-            kept = asyncio.create_task(generator.sample(PROMPT, SamplingParams(30, seed=1), "c"))
-            await asyncio.sleep(0.01)
-            given_up.cancel()
-            assert (await kept).tokens == alone.tokens
-            with pytest.raises(asyncio.CancelledError):
-                await given_up
 
         self.run(generator, body)
