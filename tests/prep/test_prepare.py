@@ -179,7 +179,7 @@ def test_evaluation_texts_are_dropped(tmp_path: Path) -> None:
     settings = config(tmp_path, {"a": rows}, decontamination={"against": [str(held)]}, validation=0.0)
     assert prepare(settings, tmp_path / "out").sources["a"].dropped == {"text of an evaluation set": 2}
     assert [row["messages"][1]["content"] for row in read(tmp_path / "out", "train")] == ["12", "four"]
-    assert not Contamination(13).found_in(words)
+    assert not Contamination(13).found_in([words])
 
 
 def test_near_duplicates_are_dropped() -> None:

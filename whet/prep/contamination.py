@@ -35,9 +35,11 @@ class Contamination:
         length = min(len(words), self._ngram)
         self._sequences.setdefault(length, set()).update(_sequences(words, length))
 
-    def found_in(self, text: str) -> bool:
-        """Return whether the text has a word sequence in common with an evaluation text."""
-        words = _words(text)
+    def found_in(self, texts: Iterable[str]) -> bool:
+        """Return whether the texts of a row have a word sequence in common with an evaluation text."""
+        if not self._sequences:
+            return False
+        words = _words("\n".join(texts))
         return any(not known.isdisjoint(_sequences(words, length)) for length, known in self._sequences.items())
 
 

@@ -66,7 +66,7 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
         if not (stage / "tally.json").is_file():
             with replacing(stage) as staging:
                 staging.mkdir()
-                tally = _read(name, source, config, renderer, contamination, staging / "rows.jsonl", sample)
+                tally = _read(name, source, config, renderer, contamination, staging / "rows.tsv", sample)
                 tally.files, tally.licence = files[name], source.licence
                 write_atomically(staging / "tally.json", json.dumps(asdict(tally)))
         manifest.sources[name] = SourceTally(**json.loads((stage / "tally.json").read_text(encoding="utf-8")))
@@ -134,18 +134,18 @@ def _read(
                 if tally.read >= _EARLY:
                     _check_share(name, tally, config.max_dropped)
                 continue
-            output = row.output()
-            if len(row.answers) > len({answer.reward for answer in row.answers}):
+            output, rewards = row.output(), [answer.reward for answer in row.answers]
+            if len(rewards) > len(set(rewards)):
                 reason = "no answer is preferred"
-            if reason is None and contamination.found_in("\n".join(texts_of(output))):
+            if reason is None and contamination.found_in(texts_of(output)):
                 reason = "text of an evaluation set"
             if reason is not None:
                 tally.drop(reason, where)
                 continue
             tally.kept += 1
-            question = json.dumps(row.question, sort_keys=True, ensure_ascii=False)
-            line = {"question": normalized(question), "where": where, "row": {**output, "source": name}}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            question = normalized(json.dumps(row.question, sort_keys=True, ensure_ascii=False))
+            key = hashlib.blake2b(question.encode(), digest_size=16).hexdigest()
+            file.write(f"{json.dumps(where)}\t{key}\t{json.dumps(output, ensure_ascii=False)}\n")  # JSON has no tabs
     _check_share(name, tally, config.max_dropped)
     return tally
 
@@ -168,31 +168,28 @@ def _merge(config: "PrepConfig", stages: dict[str, Path], folder: Path, manifest
             stack.callback(writer.close)
         for name, stage in stages.items():
             tally, share = manifest.sources[name], config.sources[name].share
-            for line in _lines(stage / "rows.jsonl"):
-                row, question = line["row"], line["question"]
-                text = json.dumps({key: value for key, value in row.items() if key != "source"}, ensure_ascii=False)
-                if seen(question, text):
-                    tally.kept -= 1
-                    tally.drop("duplicate", line["where"])
-                    continue
-                copies = _copies(share, config.seed, line["where"])
+            ending = f', "source": {json.dumps(name)}}}\n'
+            for where, question, row in _staged(stage / "rows.tsv"):
+                copies = 0 if (duplicate := seen(question, row)) else _copies(share, config.seed, where)
                 if not copies:
                     tally.kept -= 1
-                    tally.drop("not in the share", line["where"])
+                    tally.drop("duplicate" if duplicate else "not in the share", where)
                     continue
                 tally.copies += copies - 1
                 for _ in range(copies):
-                    writers[_split(question, config)].write(row)
+                    writers[_split(question, config)].write(row.removesuffix("}") + ending)
         if not writers["train"].rows:
             accounts = [f"{name}: {tally.dropped} of {tally.read}" for name, tally in manifest.sources.items()]
             raise DataError(f"no row is left to train on; dropped: {'; '.join(accounts)}")
     manifest.splits = {split: writer.files for split, writer in writers.items() if writer.files}
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
+def _staged(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield place, question key and JSON of each row of a stage."""
+    with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
-            yield json.loads(line)
+            where, question, row = line.rstrip("\n").split("\t")
+            yield json.loads(where), question, row
 
 
 def _copies(share: float, seed: int, where: str) -> int:
@@ -218,14 +215,14 @@ class _Shards:
         self._stack: ExitStack | None = None
         self._file: IO[str] | None = None
 
-    def write(self, row: dict[str, Any]) -> None:
+    def write(self, line: str) -> None:
         if self._file is None:
             self._name = f"{self._split}-{len(self.files):05d}.jsonl"
             self._stack = ExitStack()
             staging = self._stack.enter_context(replacing(self._folder / self._name))
             self._file = self._stack.enter_context(staging.open("w", encoding="utf-8"))
             self._in_file = 0
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self._file.write(line)
         self.rows += 1
         self._in_file += 1
         if self._in_file == self._size:
