@@ -17,7 +17,7 @@ EXTRAS = {
     "tools": "tools of a policy",
     "serve": "the OpenAI API for agents and whet serve",
     "lora": "LoRA",
-    "data": "data sets of the Hugging Face Hub",
+    "data": "Parquet and Arrow files, data sets of the Hugging Face Hub, near duplicates",
     "ray": "clusters",
     "tensorboard": "a sink of metrics",
     "wandb": "a sink of metrics",

@@ -40,7 +40,7 @@ class Contamination:
         if not self._sequences:
             return False
         words = _words("\n".join(texts))
-        return any(not known.isdisjoint(_sequences(words, length)) for length, known in self._sequences.items())
+        return any(not present.isdisjoint(_sequences(words, length)) for length, present in self._sequences.items())
 
 
 def texts_of(value: Any) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Rows of several sources become files to train on: checked, without duplicates and evaluation text, split, counted.
 
-Each source is read, checked and written to a stage of its own, which a later call reuses if neither its settings nor
+Each source is read, checked and written to a separate stage, which a later call reuses if neither its settings nor
 its files have changed; so a call after a kill continues with the first source that was not finished. Then the stages
 are merged into shards, and the manifest is written last.
 """
