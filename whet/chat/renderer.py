@@ -176,7 +176,7 @@ class Renderer:
 
     @cached_property
     def _tool_problem(self) -> str | None:
-        """The reason why the template can't be used with tools; None if it can."""
+        """Return the reason why the template can't be used with tools; None if it can."""
         if self.left_out([{"role": "user", "content": _QUESTION}], [SAMPLE_TOOL]):
             return "leaves out the tools"
         unsupported = "writes tool calls in a format that whet can't read"

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def read_by(read: Callable[[object], T]) -> GetPydanticSchema:
-    """Return the annotation of a field whose value is what ``read`` makes of the given one."""
+    """Return the annotation of a field whose value is ``read`` of the input."""
     return GetPydanticSchema(lambda *_: no_info_plain_validator_function(read))
 
 

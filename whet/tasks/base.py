@@ -54,8 +54,8 @@ class Step:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode; also a base class, whose ``close`` does nothing. An exception is an infrastructure failure, never a
-    reward: the step of a bad reply has a low reward."""
+    """One episode; also a base class with a ``close`` that does nothing. An exception is an infrastructure failure,
+    never a reward: a bad reply is a step with a low reward."""
 
     @abstractmethod
     async def start(self) -> Observation:

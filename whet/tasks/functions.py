@@ -1,4 +1,4 @@
-"""Rows whose answers a function rewards: the shortest way from data to a run.
+"""Rows of prompts whose answers a user's function rewards.
 
 def right(text: str, answer: str) -> bool:  # the model's answer, and a column of the row
     return text.strip().endswith(answer)
@@ -34,7 +34,8 @@ class FunctionTasks(Prompts):
     a bool, or a dict of scores with the key ``reward``."""
 
     def splits(self) -> dict[Split, list[Task]]:
-        """Raises ``ConfigError`` naming a parameter of the function that is not a column of every row."""
+        """Return the tasks of both splits. Raises ``ConfigError`` naming a parameter of the function that is not a
+        column of every row."""
         splits = super().splits()
         for task in (task for tasks in splits.values() for task in tasks):
             arguments(self._function, task, "")
@@ -69,7 +70,7 @@ class FunctionTasks(Prompts):
         if self.reward not in _IN_PROCESS:
             return []
         return [
-            f"the reward function {self.reward} stands in a notebook or inside of a function, where `whet eval` and "
+            f"the reward function {self.reward} is defined in a notebook or inside a function, where `whet eval` and "
             "`whet resume` can't find it; put it into a file and import it"
         ]
 

@@ -30,7 +30,7 @@ class Arithmetic(DrawnTasks, BoxedProblems):
     """Share of problems that are stories."""
 
     def problems(self) -> dict[Split, list[Problem]]:
-        """Raises ``ConfigError`` when the settings allow too few different problems."""
+        """Return the problems of both splits. Raises ``ConfigError`` if the settings allow too few different ones."""
         drawn = draw_splits("arithmetic", self.seed, self.sizes, self._draw, Problem.key, "digits, terms or operations")
         return {
             split: [replace(problem, uid=f"arithmetic/{split}/{number}") for number, problem in problems]

@@ -58,7 +58,7 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number as it is written."""
+    """A written number: its value and its notation."""
 
     value: Fraction
     form: Form

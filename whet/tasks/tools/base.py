@@ -81,7 +81,7 @@ class ToolEnvironments(Environments):
 
 
 class ToolEpisode(Environment):
-    """One episode over a ``ToolTasks``."""
+    """An episode of a task that is solved by calling tools."""
 
     def __init__(self, tasks: ToolTasks, task: Task, servers: Sequence[ToolServer] = ()) -> None:
         self.tasks, self.task, self.servers = tasks, task, servers
