@@ -200,6 +200,16 @@ def test_old_rollouts_without_tokens_show_their_answer(run_folder):
     assert "just &lt;b&gt;text&lt;/b&gt;" in write_report(run_folder).read_text()
 
 
+def test_named_scores_that_change_are_drawn(tmp_path):
+    sink = JSONLSink().open(tmp_path, {})
+    for step in (1, 2, 3):
+        sink.write(step, {"reward/mean": 0.5, "scores/hints": 4.0 - step, "scores/format": 1.0})
+    sink.close()
+    page = write_report(tmp_path).read_text()
+    assert "<h3>hints" in page
+    assert "<h3>format" not in page
+
+
 def test_a_folder_without_metrics_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no metrics"):
         write_report(tmp_path)

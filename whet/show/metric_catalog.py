@@ -2,7 +2,7 @@
 terminal, the report and docs/metrics.md, so that each metric has one name."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,6 +91,18 @@ def environments(values: Mapping[str, Any]) -> list[Entry]:
     """Return an entry for the reward of each environment of a blend in ``values``."""
     names = [key.split("/")[1] for key in values if key.startswith("env/") and key.endswith("/reward")]
     return [Entry(f"env/{name}/reward", name, name[:9]) for name in names]
+
+
+def scores(lines: Iterable[Mapping[str, Any]]) -> list[Entry]:
+    """Return an entry for each named score of the environment whose values differ, without the scores that the catalog
+    shows as reward and accuracy."""
+    values: dict[str, set[Any]] = {}
+    for line in lines:
+        for key in line:
+            if key.startswith("scores/"):
+                values.setdefault(key, set()).add(line[key])
+    shown = {"scores/correct", "scores/reward"}
+    return [Entry(key, key.removeprefix("scores/")) for key in sorted(values.keys() - shown) if len(values[key]) > 1]
 
 
 # The displayed phases of a step (see whet/metrics/clock.py); all other time is "other". These colours are for the

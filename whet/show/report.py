@@ -24,7 +24,7 @@ from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show import charts
 from whet.show.charts import Chart, Line, line_chart, stacked_chart
 from whet.show.facts import Measured, RunFacts, Summary, read_recipe
-from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, duration, phases, show
+from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, duration, phases, scores, show
 from whet.show.rollouts import cards, sample_rollouts
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -111,7 +111,7 @@ def _chosen(lines: _Lines) -> tuple[list[Entry], list[str]]:
     series = {name: [line[name] for line in lines if name in line] for name in names}
     chosen = drawn({name: [math.inf if v is None else v for v in values] for name, values in series.items()})
     silent = [entry for entry in CATALOG if entry.silent is not None and series[entry.key] and entry not in chosen]
-    return chosen, [f"{entry.label} {entry.text(series[entry.key][-1])}" for entry in silent]
+    return chosen + scores(lines), [f"{entry.label} {entry.text(series[entry.key][-1])}" for entry in silent]
 
 
 def _warnings(train: _Lines) -> list[tuple[str, str]]:
