@@ -27,13 +27,18 @@ CONSTANTS = ("0", "1", "42", "yes", "I don't know.")
 _EXPRESSION = re.compile(r"\$([^$\n]{2,200})\$|(?<![\w.])(\(*-?[0-9.]+\)*(?: ?[-+*/^] ?\(*-?[0-9.]+\)*)+)")
 
 
+def question_of(task: Task) -> str:
+    """Return the text of the last user message of a task; empty without one."""
+    users = (message for message in reversed(task.prompt) if message["role"] == "user")
+    return next((text_of(message["content"]) for message in users), "")
+
+
 def unearned(
     task: Task, gold: Answer | None, others: Sequence[Answer] = (), form: Callable[[str], str] = str
 ) -> Iterator[Case]:
     """Yield answers that take no work and must earn nothing: the question again, its expressions, constants, and right
     answers to other tasks. Texts that are part of the gold answer are left out. ``form`` makes a reply of a text."""
-    users = (message for message in reversed(task.prompt) if message["role"] == "user")
-    question = next((text_of(message["content"]) for message in users), "")
+    question = question_of(task)
     gold_text = gold if isinstance(gold, str) else " ".join(text_of(message["content"]) for message in gold or ())
     formulas = dict.fromkeys(match[1] or match[2] for match in _EXPRESSION.finditer(question))
     expressions = [text for text in formulas if "=" not in text and re.search(r"[-+*/^\\]", text[1:])]

@@ -10,10 +10,10 @@ from pydantic import Field
 
 from whet.base.errors import DataError
 from whet.config import Config
-from whet.core.content import text_of
 from whet.core.types import Task
 from whet.processes.pool import WorkerLimits
 from whet.tasks.base import Environments
+from whet.tasks.cases import question_of
 from whet.tasks.grading import GradingPool
 from whet.tasks.math.answers import How, same
 from whet.tasks.math.formulas import Unreadable, judge, restates
@@ -59,10 +59,7 @@ class MathGrading(Environments):
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         """Return ``compare`` with the task's gold answer."""
-        question = next(
-            (text_of(message["content"]) for message in reversed(task.prompt) if message["role"] == "user"), ""
-        )
-        return await self.compare(answer, task.data["answer"], question)
+        return await self.compare(answer, task.data["answer"], question_of(task))
 
     async def compare(self, answer: str, gold: str, question: str = "") -> dict[str, float]:
         """Return ``reward`` and ``correct`` (0 or 1), ``format`` (1 if there is an answer to compare) and, if the
