@@ -48,6 +48,7 @@ CLEAN = (
     "tests/cli/",
     "tests/cluster/",
     "tests/config/",
+    "tests/contracts/",
     "tests/core/",
     "tests/data/",
     "tests/diagnose/",

@@ -1,7 +1,7 @@
 """The contracts of engines. A test class for each engine inherits these tests.
 
-The subclass gives the fixture ``generator`` (usable inside ``asyncio.run``, made for the byte tokenizer of
-``tests.tiny``, context of at least 128 tokens). Tests that need more exactness than an engine promises are its own.
+The subclass defines the fixture ``generator``: usable inside ``asyncio.run``, with the byte tokenizer of ``tests.tiny``
+and a context of at least 128 tokens. Tests of exact numbers, which not every engine promises, are in the subclass.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ OTHER = list(b"a quite different and somewhat longer prompt than the first")
 
 
 def run(generator: Engine[Any], body: Callable[[], Awaitable[object]]) -> object:
-    async def whole() -> object:
+    async def run_and_close() -> object:
         try:
             return await asyncio.wait_for(body(), 120)
         finally:
             await generator.close()
 
-    return asyncio.run(whole())
+    return asyncio.run(run_and_close())
 
 
-async def crowd(generator: Engine[Any], requests: list[tuple[list[int], SamplingParams]]) -> list[Completion]:
+async def sample_all(generator: Engine[Any], requests: list[tuple[list[int], SamplingParams]]) -> list[Completion]:
     return await asyncio.gather(*(generator.sample(p, s, f"session {i}") for i, (p, s) in enumerate(requests)))
 
 
 class EngineContract:
     def run(self, generator: Engine[Any], body: Callable[[], Awaitable[object]]) -> object:
-        """Runs a test's body. An engine that takes long to start may live on in a loop of its own."""
+        """Run a test's body. Subclasses may keep an engine that starts slowly in a separate event loop."""
         return run(generator, body)
 
     def test_a_completion_has_one_logprob_per_token_and_stops_at_its_limit(self, generator: Engine[Any]) -> None:
@@ -51,7 +51,7 @@ class EngineContract:
     def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             seeds = [5, 5, 6, 7]
-            out = await crowd(generator, [(PROMPT, SamplingParams(24, seed=seed)) for seed in seeds])
+            out = await sample_all(generator, [(PROMPT, SamplingParams(24, seed=seed)) for seed in seeds])
             again = await generator.sample(PROMPT, SamplingParams(24, seed=5), "later")
             assert out[0].tokens == out[1].tokens == again.tokens
             assert len({tuple(c.tokens) for c in out}) == 3
@@ -61,23 +61,23 @@ class EngineContract:
     def test_greedy_does_not_depend_on_the_seed_or_the_temperature(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             hot = SamplingParams(12, seed=2, greedy=True, distribution=Distribution(temperature=3.0))
-            out = await crowd(generator, [(PROMPT, SamplingParams(12, seed=1, greedy=True)), (PROMPT, hot)])
+            out = await sample_all(generator, [(PROMPT, SamplingParams(12, seed=1, greedy=True)), (PROMPT, hot)])
             assert out[0].tokens == out[1].tokens
 
         self.run(generator, body)
 
-    def test_the_likeliest_token_alone_is_sampled_with_certainty(self, generator: Engine[Any]) -> None:
+    def test_if_only_one_token_can_be_sampled_its_log_prob_is_zero(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             only = SamplingParams(12, seed=2, distribution=Distribution(temperature=0.7, top_k=1))
             sure = SamplingParams(12, seed=3, distribution=Distribution(temperature=0.7, min_p=1.0))
-            out = await crowd(generator, [(PROMPT, p) for p in (only, sure, SamplingParams(12, greedy=True))])
+            out = await sample_all(generator, [(PROMPT, p) for p in (only, sure, SamplingParams(12, greedy=True))])
             assert out[0].tokens == out[1].tokens == out[2].tokens
             assert max(map(abs, out[0].logprobs + out[1].logprobs)) < 1e-6
             assert min(out[2].logprobs) < -1e-3
 
         self.run(generator, body)
 
-    def test_what_cannot_be_met_is_an_error_and_a_full_context_is_none(self, generator: Engine[Any]) -> None:
+    def test_invalid_requests_are_errors_and_a_full_context_gives_no_tokens(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             with pytest.raises(WhetError, match="empty prompt"):
                 await generator.sample([], SamplingParams(3), "s")
@@ -121,21 +121,21 @@ class EngineContract:
     def test_more_requests_than_fit_at_once_are_all_answered(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             requests = [((PROMPT, OTHER)[i % 2], SamplingParams(1 + i % 7, seed=i)) for i in range(40)]
-            out = await crowd(generator, requests)
+            out = await sample_all(generator, requests)
             assert [len(c.tokens) for c in out] == [p.max_new_tokens for _, p in requests]
 
         self.run(generator, body)
 
-    def test_giving_up_on_a_request_leaves_the_others_alone(self, generator: Engine[Any]) -> None:
+    def test_cancelling_a_request_does_not_affect_others(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             alone = await generator.sample(PROMPT, SamplingParams(30, seed=1), "a")
-            given_up = asyncio.create_task(generator.sample(OTHER, SamplingParams(60, seed=2), "b"))
-            kept = asyncio.create_task(generator.sample(PROMPT, SamplingParams(30, seed=1), "c"))
+            cancelled = asyncio.create_task(generator.sample(OTHER, SamplingParams(60, seed=2), "b"))
+            other = asyncio.create_task(generator.sample(PROMPT, SamplingParams(30, seed=1), "c"))
             await asyncio.sleep(0.01)
-            given_up.cancel()
-            assert (await kept).tokens == alone.tokens
+            cancelled.cancel()
+            assert (await other).tokens == alone.tokens
             with pytest.raises(asyncio.CancelledError):
-                await given_up
+                await cancelled
 
         self.run(generator, body)
 
@@ -143,7 +143,7 @@ class EngineContract:
 class PausableContract(EngineContract):
     """The contract of engines that also pause."""
 
-    def test_requests_under_way_survive_a_pause_and_name_both_versions(self, generator: PausableEngine[Any]) -> None:
+    def test_requests_in_flight_survive_a_pause_and_report_both_versions(self, generator: PausableEngine[Any]) -> None:
         async def body() -> None:
             await generator.pause()
             await generator.resume(3)

@@ -205,7 +205,7 @@ async def half_open(at: Scene, number: int) -> list[tuple[asyncio.StreamReader, 
 def test_idle_connections_are_closed_oldest_first_and_calls_are_answered() -> None:
     async def go() -> None:
         async with scene("ok") as at:
-            at.endpoint._connections.most = 10
+            at.endpoint._connections.limit = 10
             at.model.gate.clear()
             working = asyncio.create_task(at.chat("hi"))
             while not at.model.sampling:
@@ -289,7 +289,7 @@ def test_the_server_survives_more_connections_than_it_may_open_files() -> None:
 
 def test_the_limit_on_connections_follows_from_the_limit_on_files() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert Connections().most == (4096 if soft == resource.RLIM_INFINITY else min(4096, soft // 2))
+    assert Connections().limit == (4096 if soft == resource.RLIM_INFINITY else min(4096, soft // 2))
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/tokenize"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, crowd, run
+from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, run, sample_all
 from tests.engines.test_torch_generator import make
 from tests.toy import toy_recipe
 from tests.weights.test_in_process import learn_something
@@ -37,7 +37,7 @@ def test_the_samples_of_one_prompt_meet_on_one_replica_and_prompts_spread() -> N
 
     async def body() -> None:
         requests = [((PROMPT, OTHER)[i // 8], SamplingParams(5, seed=i)) for i in range(16)]
-        await crowd(router, requests)
+        await sample_all(router, requests)
         assert prompt_tokens(router) == [len(PROMPT), len(OTHER)]
 
     run(router, body)
@@ -47,7 +47,7 @@ def test_an_episode_stays_with_its_replica_and_a_later_one_finds_the_prompt() ->
     router = routed()
 
     async def body() -> None:
-        first, other = await crowd(router, [(PROMPT, SamplingParams(4)), (OTHER, SamplingParams(4))])
+        first, other = await sample_all(router, [(PROMPT, SamplingParams(4)), (OTHER, SamplingParams(4))])
         await router.sample(PROMPT + first.tokens + [9], SamplingParams(4), "session 0")
         await router.sample(OTHER + other.tokens + [9], SamplingParams(4), "session 1")
         assert (await router.sample(OTHER, SamplingParams(2), "another")).cached == len(OTHER)
@@ -86,7 +86,7 @@ def test_nothing_is_drawn_to_a_replica_by_what_it_knew_under_older_weights() -> 
     router = routed()
 
     async def body() -> None:
-        await crowd(router, [(OTHER, SamplingParams(1)), (PROMPT, SamplingParams(1))])
+        await sample_all(router, [(OTHER, SamplingParams(1)), (PROMPT, SamplingParams(1))])
         await router.pause()
         await router.resume(1)
         await router.sample(PROMPT, SamplingParams(1), "session 1")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
-from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, crowd, run
+from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, run, sample_all
 from tests.tiny import VOCAB, tiny_gemma, tiny_granite, tiny_llama, tiny_qwen3, tiny_qwen3_5, tiny_tokenizer
 from tests.weights.collected import load_into
 from whet.base.errors import ConfigError, DeadlineError, RefitError, WhetError
@@ -57,7 +57,7 @@ def test_greedy_equals_transformers_token_for_token(model: Callable[..., PreTrai
     generator = make(model, dtype, max_batch=4)
 
     async def body() -> None:
-        out = await crowd(generator, [(p, SamplingParams(80, greedy=True)) for p in PROMPTS])
+        out = await sample_all(generator, [(p, SamplingParams(80, greedy=True)) for p in PROMPTS])
         for prompt, c in zip(PROMPTS, out, strict=True):
             ids = torch.tensor([prompt])
             expected = reference.generate(
@@ -81,7 +81,8 @@ def test_sampled_logprobs_equal_those_of_one_plain_forward(model: Callable[..., 
 
     async def body() -> None:
         params = [SamplingParams(70, seed=i, distribution=Distribution(temperature)) for i in range(len(PROMPTS))]
-        for prompt, c in zip(PROMPTS, await crowd(generator, list(zip(PROMPTS, params, strict=True))), strict=True):
+        completions = await sample_all(generator, list(zip(PROMPTS, params, strict=True)))
+        for prompt, c in zip(PROMPTS, completions, strict=True):
             with torch.no_grad():
                 logits = reference(torch.tensor([prompt + c.tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1]
             expected = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None])[:, 0]
@@ -104,12 +105,12 @@ def test_a_completion_is_the_same_to_the_bit_alone_and_in_any_crowd(
     ]
 
     async def body() -> None:
-        together = await crowd(wide, requests)
-        backwards = (await crowd(wide, requests[::-1]))[::-1]
-        few = await crowd(narrow, requests[::4])
+        together = await sample_all(wide, requests)
+        backwards = (await sample_all(wide, requests[::-1]))[::-1]
+        few = await sample_all(narrow, requests[::4])
         alone = [await wide.sample(*requests[i], "s") for i in (0, 5, 20)]
         group = [requests[0], *((PROMPTS[0], SamplingParams(9, seed=i)) for i in range(15))]
-        of_one_prompt = await crowd(wide, group)
+        of_one_prompt = await sample_all(wide, group)
         await narrow.close()
         for other, mine in [
             *zip(backwards, together, strict=True),
@@ -127,7 +128,7 @@ def test_requests_of_one_tick_share_one_prefill_of_each_prompt() -> None:
     generator = make()
 
     async def body() -> None:
-        await crowd(generator, [((PROMPT, OTHER)[i % 2], SamplingParams(3, seed=i)) for i in range(16)])
+        await sample_all(generator, [((PROMPT, OTHER)[i % 2], SamplingParams(3, seed=i)) for i in range(16)])
         assert generator.counters.prefill_tokens == len(PROMPT) + len(OTHER)
         assert generator.counters.decode_steps == 2
         assert (await generator.sample(PROMPT, SamplingParams(3), "later")).cached == len(PROMPT)

@@ -20,7 +20,7 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 
-from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, crowd
+from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, sample_all
 from tests.tiny import tiny_llama, tiny_qwen3
 from tests.vllm_engine import Loop, load, make
 from tests.weights.collected import Listed
@@ -85,7 +85,7 @@ def test_sampled_logprobs_equal_those_of_one_plain_forward(
     reference = tiny_llama(initializer_range=0.3)
     prompts = [PROMPT, OTHER, list(range(70))]
     params = [SamplingParams(70, seed=i, distribution=Distribution(temperature)) for i in range(len(prompts))]
-    completions = loop.run(crowd(engine, list(zip(prompts, params, strict=True))))
+    completions = loop.run(sample_all(engine, list(zip(prompts, params, strict=True))))
     for prompt, c in zip(prompts, completions, strict=True):
         with torch.no_grad():
             logits = reference(torch.tensor([prompt + c.tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1]
@@ -95,7 +95,7 @@ def test_sampled_logprobs_equal_those_of_one_plain_forward(
 
 def test_greedy_equals_transformers_token_for_token(engine: VllmGenerator, loop: Loop) -> None:
     reference = tiny_llama(initializer_range=0.3)
-    (c,) = loop.run(crowd(engine, [(OTHER, SamplingParams(60, greedy=True))]))
+    (c,) = loop.run(sample_all(engine, [(OTHER, SamplingParams(60, greedy=True))]))
     ids = torch.tensor([OTHER])
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     assert c.tokens == reference.generate(ids, max_new_tokens=60, **options)[0, len(OTHER) :].tolist()

@@ -136,7 +136,7 @@ def save_into_a_missing_folder(rendezvous: str, rank: int, case: Case, folder: P
     return messages
 
 
-def test_a_folder_that_one_rank_can_not_access_is_an_error_on_all_ranks_and_not_created(models, tmp_path):
+def test_a_folder_that_one_rank_cannot_access_is_an_error_on_all_ranks_and_not_created(models, tmp_path):
     messages = on_ranks(2, save_into_a_missing_folder, Case(models["llama"], TWO), tmp_path)
     assert all(
         "doesn't exist on" in message and "visible on all nodes" in message for rank in messages for message in rank

@@ -31,11 +31,11 @@ class ProcessCluster:
                 f"another process can't import {worker.__qualname__}: it must be a top-level class of a module, not a "
                 "class in a function or in the started script"
             )
-        most = max(_FEWEST, _PER_CORE * cores())
-        if placement.ranks > most:
+        limit = max(_FEWEST, _PER_CORE * cores())
+        if placement.ranks > limit:
             raise WhetError(
                 f"{placement.ranks} ranks of {worker.__name__} need one process each, but this machine with {cores()} "
-                f"cores is limited to {most}; lower the sizes of parallel, or use cluster=ray with more machines"
+                f"cores is limited to {limit}; lower the sizes of parallel, or use cluster=ray with more machines"
             )
         meeting, file = Reservation(LOOPBACK), PrivateFile()
         links = []

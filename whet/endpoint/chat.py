@@ -154,8 +154,8 @@ class ChatRequest(Request):
 
     def _scored(self, token: int, logprob: float, decode: Callable[[list[int]], str]) -> dict[str, Any]:
         text = decode([token])
-        shown = f"token_id:{token}" if self.return_tokens_as_token_ids else text
-        return {"token": shown, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        name = f"token_id:{token}" if self.return_tokens_as_token_ids else text
+        return {"token": name, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
 
     def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
         [choice] = body["choices"]

@@ -11,17 +11,17 @@ import resource
 
 log = logging.getLogger(__name__)
 
-_MOST = 4096
+_MAX_CONNECTIONS = 4096
 _PATIENCE = 15.0  # seconds for a connection to send a complete head with a valid token
 
 Client = tuple[str, int]
 
 
 class Connections:
-    """The open connections. ``most``: by default half of the files that the process may open."""
+    """The open connections. ``limit``: by default half of the files that the process may open."""
 
-    def __init__(self, most: int | None = None, patience: float = _PATIENCE) -> None:
-        self.most, self.patience = most or _share_of_files(), patience
+    def __init__(self, limit: int | None = None, patience: float = _PATIENCE) -> None:
+        self.limit, self.patience = limit or _share_of_files(), patience
         self._idle: dict[Client, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}  # the longest idle first
         self._busy: dict[Client, asyncio.Transport] = {}
         self._warned = False
@@ -32,9 +32,9 @@ class Connections:
     def opened(self, client: Client, transport: asyncio.Transport) -> None:
         """Record that a client has connected."""
         self._set_idle(client, transport)
-        if len(self) > self.most:
+        if len(self) > self.limit:
             if not self._warned:
-                log.warning("more than %d connections to the endpoint; idle ones are closed", self.most)
+                log.warning("more than %d connections to the endpoint; idle ones are closed", self.limit)
                 self._warned = True
             self._abort(next(iter(self._idle)))
 
@@ -67,4 +67,4 @@ class Connections:
 
 def _share_of_files() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST if soft == resource.RLIM_INFINITY else max(1, min(_MOST, soft // 2))
+    return _MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(_MAX_CONNECTIONS, soft // 2))

@@ -127,8 +127,8 @@ async def serve(tasks: TaskSet, host: str, port: int, ready: Callable[[str], Non
         server_header=False, timeout_graceful_shutdown=_CLOSING,
     )  # fmt: skip
     server = Server(settings, connections)
-    shown = f"[{host}]" if ":" in host else host
-    ready(f"http://{shown}:{listener.getsockname()[1]}")
+    shown_host = f"[{host}]" if ":" in host else host
+    ready(f"http://{shown_host}:{listener.getsockname()[1]}")
     serving = asyncio.create_task(server.serve([listener]))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, setattr, server, "should_exit", True)
     try:

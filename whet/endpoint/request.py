@@ -93,8 +93,8 @@ def only(*supported: Any) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if value not in supported:
-            shown = " or ".join(json.dumps(choice) for choice in supported)
-            raise ValueError(f"{json.dumps(value)[:40]} is not supported, only {shown}")
+            choices = " or ".join(json.dumps(choice) for choice in supported)
+            raise ValueError(f"{json.dumps(value)[:40]} is not supported, only {choices}")
         return value
 
     return AfterValidator(check)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-_Who = tuple[int, int]  # thread and task
+_Caller = tuple[int, int]  # thread and task
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Clock:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._owner: _Who | None = None
+        self._owner: _Caller | None = None
         self._begun = self._seen = now()
         self._stack: list[str] = []  # open phases of the owner, the innermost last
         self._exclusive: dict[str, float] = defaultdict(float)
@@ -92,7 +92,7 @@ class Clock:
         """Make the calling task the owner and begin the first step now. Otherwise, the first task that opens a phase
         is the owner, and the first step begins with the clock."""
         with self._lock:
-            self._owner = _who()
+            self._owner = _caller()
             self._begun = self._seen = self._now()
             self._exclusive.clear()
 
@@ -102,10 +102,10 @@ class Clock:
         if name in ("step", "other") or name.startswith("overlap/"):
             raise ValueError(f"a phase can't be called {name!r}: the clock reports that name itself")
         with self._lock:
-            who = _who()
+            caller = _caller()
             if self._owner is None:
-                self._owner = who
-            by_owner = who == self._owner
+                self._owner = caller
+            by_owner = caller == self._owner
             now = self._now()
             if by_owner:
                 self._settle(now)
@@ -175,7 +175,7 @@ class Pace:
         return max(0, steps_left) * statistics.median(seconds for seconds, _ in self._steps)
 
 
-def _who() -> _Who:
+def _caller() -> _Caller:
     try:
         task = asyncio.current_task()
     except RuntimeError:

@@ -128,9 +128,9 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
         ctx.back = (received, sent, group)
-        there = rows.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(there, rows.contiguous(), received, sent, group=group)
-        return there
+        result = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -39,8 +39,8 @@ def full_tensors(tensors: Sequence[Tensor], device: torch.device, everywhere: bo
     cuts = [_only_cut(tensor) for tensor in tensors]
     exchanged = {}
     for kind in dict.fromkeys(filter(None, cuts)):
-        alike = [tensor for tensor, cut in zip(tensors, cuts, strict=True) if cut == kind]
-        exchanged[kind] = _exchange(alike, *kind, device, everywhere)
+        group = [tensor for tensor, cut in zip(tensors, cuts, strict=True) if cut == kind]
+        exchanged[kind] = _exchange(group, *kind, device, everywhere)
     for tensor, cut in zip(tensors, cuts, strict=True):
         full = full_tensor(tensor, device) if cut is None else next(exchanged[cut])
         yield full if everywhere or dist.get_rank() == 0 else torch.empty_like(full, device="meta")
@@ -113,15 +113,15 @@ def squared_norm(gradients: Iterable[Tensor], ranks: int) -> Tensor:
 def copy_from_first(target: nn.Module, source: nn.Module | None, ranks: Ranks) -> None:
     """Fill a sharded module's parameters and buffers from rank 0's unsharded ``source``; on other ranks it is None. One
     tensor at a time is broadcast; ranks without a part of it discard it."""
-    full, here = dict(_tensors(source)) if source is not None else {}, dict(_tensors(target))
+    full, sharded = dict(_tensors(source)) if source is not None else {}, dict(_tensors(target))
     for name, shape, dtype in ranks.broadcast([(name, tensor.shape, tensor.dtype) for name, tensor in full.items()]):
         moving = torch.empty(shape, dtype=dtype, device=ranks.device)
         if source is not None:
             moving.copy_(full[name])
         dist.broadcast(moving, src=0)
-        if name not in here:
+        if name not in sharded:
             continue
-        tensor = here[name]
+        tensor = sharded[name]
         if isinstance(tensor, DTensor):
             sizes, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
             moving = moving[tuple(slice(start, start + size) for start, size in zip(offset, sizes, strict=True))]
