@@ -8,7 +8,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 
 @contextmanager
 def cpu_seconds_below(most: float) -> Iterator[None]:
-    """What is done inside takes less of this process's CPU time. Give five times what a free core takes, or more."""
+    """The block takes less than this CPU time of the process. Give at least five times the time on a free core."""
     begun = time.process_time()
     yield
     assert time.process_time() - begun < most

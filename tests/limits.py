@@ -1,4 +1,4 @@
-"""A process for code that may fork, block or eat memory: it gets limits of its own, and nothing of it is left."""
+"""A process for code that may fork, block or eat memory: it has its own limits, and none of its children is left."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ CPU_S, MEMORY, PROCESSES = 120, 32 << 30, 2000
 
 
 def run_limited(command: list[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run to the end, or for so many seconds. What it printed is in ``stdout``, errors among it."""
+    """Run to the end, or for at most ``seconds``. ``stdout`` has all output, errors included."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))

@@ -74,7 +74,7 @@ class Mutant:
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
-    """What a node can be replaced by."""
+    """Yield the replacements of a node."""
     if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPPED_OPERATORS:
         for operator in SWAPPED_OPERATORS[type(node.op)]:
             yield _with(node, op=operator())
@@ -143,7 +143,7 @@ def mutants(path: str) -> list[Mutant]:
 
 
 def _numbered(found: list[Mutant]) -> list[Mutant]:
-    """The same change may be possible twice in one statement: the later ones are told apart by a number."""
+    """The same change may be possible twice in one statement: a number distinguishes the later ones."""
     seen: dict[str, int] = {}
     result = []
     for mutant in found:

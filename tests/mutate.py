@@ -1,9 +1,9 @@
 """Breaks the losses and advantages in small ways and checks that some test notices each.
 
     python -m tests.mutate                       all mutants of all files
-    python -m tests.mutate kl value              those of files whose name contains one of the words
+    python -m tests.mutate kl value              the mutants of files whose name contains one of the words
     python -m tests.mutate --sample 6 --seed 12  a few, chosen by the seed
-    python -m tests.mutate --killed killed.txt   remembers what was killed; interrupted, it goes on from there
+    python -m tests.mutate --killed killed.txt   remembers the killed mutants; an interrupted call continues from there
 
 A mutant is one change of one node of a file's syntax tree: a sign, a comparison, a constant, a dropped mask or
 ``detach``, minimum for maximum, chosen for rejected ... torch is imported once; each mutant is a fork that imports the
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from tests.mutants import ROOT, Mutant, mutants
 
-# A mutant that never ends is killed, too: by its own work, as a busy machine is no verdict, or at last by the clock.
+# A mutant that never ends is killed, too: by its CPU time, whatever else the machine does, or at last by the clock.
 CPU_SECONDS, SECONDS = 120, 1800
 
 _ALL = ["tests/losses/test_all_losses.py"]
@@ -47,7 +47,7 @@ _PAIRS = [
 ]
 _ADVANTAGES = ["tests/algorithms/test_advantages.py"]
 _TEXT = [*_ALL, "tests/losses/test_distillation.py", "-k", "distillation or sft"]
-# What is broken beside the files that TESTED names, by pattern, and the tests that concern it.
+# Files to mutate in addition to the keys of TESTED, by pattern, and their tests.
 MUTATED = {"whet/losses/*.py": [*_ALL, "tests/losses"], "whet/distillation/mixture.py": ["tests/distillation"]}
 TESTED = {
     "whet/losses/kl.py": _POLICY,
@@ -76,7 +76,7 @@ TESTS = {
 } | TESTED
 
 # "file: mutant" -> why no test can tell it from the original.
-_ONLY_A_GRAPH = "the number is the same; without it a graph is built that nobody uses"
+_ONLY_A_GRAPH = "the number is the same; without it an unused graph is built"
 _DUAL = "over = (advantages < 0) & (value > bound)"
 EQUIVALENT: dict[str, str] = {
     f"whet/losses/policy_gradient.py: value > bound -> value >= bound  in  {_DUAL}": (

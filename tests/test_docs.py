@@ -1,4 +1,4 @@
-"""What README and docs/ say is there: links, files, commands, settings, signatures, messages; and their code runs."""
+"""README and docs/ are true: links, files, commands, settings, signatures, messages; and their code runs."""
 
 import ast
 import re
@@ -39,7 +39,7 @@ def prose(page: Path) -> str:
 
 
 def inline(page: Path) -> list[str]:
-    """What stands in single backticks."""
+    """Return the texts in single backticks."""
     return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(page))
 
 
@@ -114,7 +114,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 @each_page
 def test_overrides_are_accepted(page: Path) -> None:
-    """Those of whole commands, and those that stand alone, as in `model.lora.rank=16`."""
+    """Overrides in whole commands and overrides alone, as in `model.lora.rank=16`, are settings."""
     refused = "".join(blocks(page, "console")) + prose(page)
     for words in commands(page):
         recipe = words[1] if len(words) > 1 and words[0] in ("train", "show", "eval") else ""
@@ -194,7 +194,7 @@ def test_the_recipes_for_rows_are_complete_files(tmp_path: Path) -> None:
 
 @each_page
 def test_python_examples_run(page: Path) -> None:
-    """Those that only define something are run; of all others, what they import exists."""
+    """Blocks that only define something are run; the imports of all others exist."""
     for text in blocks(page, "python"):
         tree = compile(text, "documented", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -264,7 +264,7 @@ def test_every_metric_of_a_run_is_explained(tiny_model: Path, tmp_path: Path) ->
 
 @cache
 def texts() -> list[str]:
-    """The fixed parts of every text in the package but docstrings, those of one f-string joined by a line end."""
+    """The fixed parts of all texts in the package but docstrings; a line end joins the parts of one f-string."""
     found = []
     for file in (ROOT / "whet").rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -91,7 +91,7 @@ def dotted_paths(path: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_dotted_paths_in_texts_point_down_only(path: Path) -> None:
-    """What registries and worker processes import by name. Classes of higher floors are found by entry points."""
+    """Registries and worker processes import by name from below. Classes of higher floors are found by entry points."""
     floor, exceptions = FLOOR[room(path)], UPWARD_PATHS.get(path.relative_to(PACKAGE).as_posix(), "")
     upward = [
         f"line {line}: {name}"

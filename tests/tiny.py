@@ -104,7 +104,7 @@ def tiny_mixtral(
 def tiny_deepseek(
     vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
 ) -> PreTrainedModel:
-    """The same width; latent attention, a dense layer, then one of 8 experts in 4 groups beside a shared one."""
+    """The same width; latent attention, a dense layer, then one of 8 experts in 4 groups next to a shared one."""
     own = {
         "n_routed_experts": 8,
         "num_experts_per_tok": 2,

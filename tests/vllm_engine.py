@@ -1,4 +1,4 @@
-"""What the tests with a real vLLM engine are made of: an event loop that outlives a test, an engine of a tiny model,
+"""Parts of the tests with a real vLLM engine: an event loop that outlives a test, an engine of a tiny model,
 and a learner that publishes to one."""
 
 import asyncio

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def measured(part: str, folder: Path) -> dict[str, dict[str, float]]:
-    """What a small run of one part writes."""
+    """Return the output of a small run of one part."""
     command = [sys.executable, ROOT / "benchmarks" / "agents.py", "--parts", part, "--small"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([*command, "--json", folder / "out.json"], check=True, env=environment, timeout=120)

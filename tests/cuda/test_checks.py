@@ -1,4 +1,4 @@
-"""What is right on a GPU: part A of ``benchmarks/gpu.py``, each check a test. Alone: ``python -m pytest -m cuda``."""
+"""Correctness on a GPU: part A of ``benchmarks/gpu.py``, each check a test. Alone: ``python -m pytest -m cuda``."""
 
 from pathlib import Path
 

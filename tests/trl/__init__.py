@@ -1,4 +1,4 @@
-"""The losses beside TRL's own: they run where the ``trl`` extra is installed (``make install`` does)."""
+"""The losses and TRL's on the same data. They run where the ``trl`` extra is installed (``make install`` does)."""
 
 import os
 

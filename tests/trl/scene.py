@@ -1,6 +1,6 @@
 """The same numbers for both libraries: one model, laid out packed for whet and padded for TRL.
 
-Each token of a batch has a name of its own, its index. ``Table`` is a model whose logits for a token are the row of
+Each token of a batch has a unique name, its index. ``Table`` is a model whose logits for a token are the row of
 that name, so that a forward pass of either library's reads, and its gradient reaches, the same float64 parameters.
 """
 
@@ -56,7 +56,7 @@ class Scene:
 
     @property
     def output(self) -> ModelOutput:
-        """What the table says, packed."""
+        """Return the table's logits for packed tokens."""
         names = torch.arange(len(self.batch))
         return ModelOutput(self._trained(self.table.logprobs()[names]), self._trained(self.table.entropy()[names]))
 

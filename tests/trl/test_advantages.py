@@ -1,4 +1,4 @@
-"""From rewards to advantages: real TRL trainers sample from a tiny model and are told the rewards."""
+"""From rewards to advantages: real TRL trainers sample from a tiny model and receive the rewards."""
 
 from pathlib import Path
 from typing import Any

@@ -86,7 +86,7 @@ def test_forms_of_dpo(loss: DPOLoss, form: str, beta: float, smoothing: float, s
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_label_smoothing_is_conservative_dpo(seed: int) -> None:
-    """Their DPO's sigmoid form ignores label smoothing; their CPO's, fed with the gains over the reference, has it."""
+    """TRL's DPO sigmoid form ignores label smoothing; TRL's CPO, fed with the gains over the reference, has it."""
     s = pairs(seed)
     gain = (s.padded(s.table.logprobs()) - s.padded(s.batch.reference_logprobs)).sum(1)[chosen_first(s)].chunk(2)
     its = trainer(CPOTrainer, s.table, alpha=0.0, loss_type="sigmoid", beta=0.3, label_smoothing=0.2)
