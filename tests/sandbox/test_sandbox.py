@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -517,11 +518,14 @@ def test_a_root_whose_namespace_has_one_user_can_isolate() -> None:
 
 
 def test_modules_in_readable_folders_can_be_imported() -> None:
-    opened = Sandbox(ProgramLimits(workers=1, readable=(str(CHECKOUT / "tests" / "processes"),)))
-    try:
-        assert opened.submit("import functions; print(functions.echo(42))").result(60)["out"] == "42\n"
-    finally:
-        opened.close()
+    with TemporaryDirectory(dir="/var/tmp") as folder:  # /tmp is empty for programs
+        (Path(folder) / "functions.py").write_text("def echo(value):\n    return value\n")
+        Path(folder).chmod(0o755)
+        opened = Sandbox(ProgramLimits(workers=1, readable=(folder,)))
+        try:
+            assert opened.submit("import functions; print(functions.echo(42))").result(60)["out"] == "42\n"
+        finally:
+            opened.close()
 
 
 @pytest.mark.parametrize(("folder", "problem"), [("/tmp/x", "is in /tmp"), ("/no/such", "does not exist")])
