@@ -227,7 +227,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 command = [args.trl_python, script, *options]
                 rivals[name] = TrlProcess(command, settings[name], environments[name])
                 theirs[name] = []
-        run.source.renderer.stop_token_ids = ()  # every answer has its full length
+        run.policy.renderer.stop_token_ids = ()  # every answer has its full length
 
         def others(step: int) -> None:
             """Step 1 is the warm-up of all."""
