@@ -209,3 +209,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert "it holds data of other settings or other files; replace it with --force" in again.stderr
     forced = whet("prep", blend, "--out", str(out), "--force")
     assert f"train on it: whet train sft data.path='{out}/train-*.jsonl'" in forced.stdout
+
+
+def test_a_source_without_a_path_is_one_problem(tmp_path: Path) -> None:
+    (tmp_path / "blend.yaml").write_text("sources: {a: {rows: {type: supervised}}}")
+    with pytest.raises(RecipeError, match=r"sources\.a\.rows\.path: is missing; expected text \(A file") as caught:
+        load(PrepConfig, tmp_path / "blend.yaml")
+    assert len(caught.value.issues) == 1

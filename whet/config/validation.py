@@ -93,7 +93,7 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
         return unknown_key(root, tree, path)
     if kind == "missing":
         about = (
-            f" ({place.field.description.replace('``', '`')})"
+            f" ({' '.join(place.field.description.replace('``', '`').split())})"
             if place and place.field and place.field.description
             else ""
         )
