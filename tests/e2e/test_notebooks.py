@@ -91,20 +91,26 @@ print("threads left:", [t.name for t in threading.enumerate() if t.name.startswi
 """
 
 
-def test_a_loop_of_ones_own_in_a_cell_is_interrupted_and_continues(tiny_model: Path, tmp_path: Path) -> None:
-    settings = {"rollouts": {"prompts_per_step": 1}, "evaluation": {"enabled": False}}
-    file = write_recipe(tmp_path / "recipe.yaml", toy_recipe(tiny_model, steps=1, **settings))
+def output_of(program: str, recipe: Path, folder: Path) -> str:
+    """Return the standard output of a Python program that runs a recipe in a folder."""
     done = subprocess.run(
-        [sys.executable, "-c", OWN_LOOP, str(file), str(tmp_path / "run")],
+        [sys.executable, "-c", program, str(recipe), str(folder)],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert "interrupted after less than 30 s: True" in done.stdout
-    assert "again: 2 1" in done.stdout
-    assert "threads left: []" in done.stdout
+    return done.stdout
+
+
+def test_a_loop_of_ones_own_in_a_cell_is_interrupted_and_continues(tiny_model: Path, tmp_path: Path) -> None:
+    settings = {"rollouts": {"prompts_per_step": 1}, "evaluation": {"enabled": False}}
+    file = write_recipe(tmp_path / "recipe.yaml", toy_recipe(tiny_model, steps=1, **settings))
+    output = output_of(OWN_LOOP, file, tmp_path / "run")
+    assert "interrupted after less than 30 s: True" in output
+    assert "again: 2 1" in output
+    assert "threads left: []" in output
 
 
 OPENING = """
@@ -131,12 +137,5 @@ print("threads left:", [t.name for t in threading.enumerate() if t.name.startswi
 
 def test_an_interrupt_while_a_run_is_opened_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
     file = write_recipe(tmp_path / "recipe.yaml", toy_recipe(tiny_model, steps=1))
-    done = subprocess.run(
-        [sys.executable, "-c", OPENING, str(file), str(tmp_path / "run")],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == ["interrupted", "threads left: []"], done.stdout
+    output = output_of(OPENING, file, tmp_path / "run")
+    assert output.splitlines()[-2:] == ["interrupted", "threads left: []"], output

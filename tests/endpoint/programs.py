@@ -99,22 +99,22 @@ async def parallel(task: Task, base_url: str, api_key: str) -> float:
     return 1.0
 
 
-library = "openai"
+http_client = "openai"
 
 
 def plain(task: Task, base_url: str, api_key: str) -> float:
-    """Call the model without end, with ``library``."""
+    """Call the model without end, with ``http_client``."""
     headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
     url, body = f"{base_url}/chat/completions", {"model": "m", "messages": task.prompt}
     while True:
-        if library == "openai":
+        if http_client == "openai":
             try:
                 talkative(task, base_url, api_key)
             except RateLimitError:
                 raise RuntimeError("the agent failed") from None
-        elif library == "httpx":
+        elif http_client == "httpx":
             httpx.post(url, headers=headers, json=body, timeout=60).raise_for_status()
-        elif library == "urllib":
+        elif http_client == "urllib":
             request = urllib.request.Request(url, json.dumps(body).encode(), headers)
             urllib.request.urlopen(request, timeout=60).close()
         else:

@@ -86,9 +86,9 @@ def test_a_call_that_ends_later_does_not_hide_an_exhausted_budget() -> None:
     assert (episode.status, episode.limit, episode.reward) == (Status.TRUNCATED, "turns", 0.0)
 
 
-@pytest.mark.parametrize("library", ["openai", "httpx", "urllib", "group"])
-def test_a_refusal_is_recognized_through_any_library(library: str) -> None:
-    programs.library = library
+@pytest.mark.parametrize("http_client", ["openai", "httpx", "urllib", "group"])
+def test_a_refusal_is_recognized_through_any_client(http_client: str) -> None:
+    programs.http_client = http_client
     episode = episode_of("plain", max_turns=1)
     assert (episode.status, episode.limit) == (Status.TRUNCATED, "turns")
 

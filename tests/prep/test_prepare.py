@@ -90,10 +90,12 @@ def test_a_folder_of_other_files_is_not_touched(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.tex").write_text("dear")
+    (out / "notes-2026.jsonl").write_text("{}")
     with pytest.raises(DataError, match=r"is not empty and has no manifest\.json"):
         prepare(config(tmp_path, {"a": texts(0, 9)}), out)
     prepare(config(tmp_path, {"a": texts(0, 9)}), out, force=True)
     assert (out / "thesis.tex").read_text() == "dear"
+    assert (out / "notes-2026.jsonl").read_text() == "{}"
 
 
 def test_a_killed_preparation_continues_with_the_source_that_was_not_finished(

@@ -104,8 +104,8 @@ def test_no_answer_brings_a_check_down():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"instruction_id_list": ["punctuation:no_coma", "keywords:existence"]}, "no check of.*did you mean"),
-        ({"instruction_id_list": ["words:start_verb", "keywords:existence"]}, "no check of the instruction"),
+        ({"instruction_id_list": ["punctuation:no_coma", "keywords:existence"]}, "can't be checked.*did you mean"),
+        ({"instruction_id_list": ["words:start_verb", "keywords:existence"]}, "'words:start_verb' can't be checked"),
         ({"kwargs": [{}]}, "'instruction_id_list' has 2 items and 'kwargs' 1"),
         ({"kwargs": [{}, {}, {}]}, "'instruction_id_list' has 2 items and 'kwargs' 3"),
         ({"instruction_id_list": [], "kwargs": []}, "instruction_id_list"),

@@ -45,15 +45,9 @@ def prep(
     if not dry_run:
         train, validation = f"data.path='{out}/train-*.jsonl'", f"data.test_path='{out}/validation-*.jsonl'"
         test = validation if manifest.rows("validation") else "data.test_path=null"
-        recipe = "dpo" if "chosen" in _fields(config) else "sft"
+        fields = next(iter(config.sources.values())).rows.kind.fields
+        recipe = "dpo" if "chosen" in fields else "sft"
         print(f"train on it: whet train {recipe} {train} {test}")
-
-
-def _fields(config: "object") -> tuple[str, ...]:
-    from whet.prep.config import PrepConfig
-
-    assert isinstance(config, PrepConfig)
-    return next(iter(config.sources.values())).rows.kind.fields
 
 
 def _print(manifest: "Manifest") -> None:

@@ -73,8 +73,9 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
         manifest.sources[name].files = files[name]
     PROGRESS.begin("writing the splits")
     (folder / FILE).unlink(missing_ok=True)  # a folder without a manifest is incomplete
-    for old in folder.glob("*-[0-9]*.jsonl"):
-        old.unlink()
+    for split in SPLITS:
+        for old in folder.glob(f"{split}-[0-9][0-9][0-9][0-9][0-9].jsonl"):
+            old.unlink()
     _merge(config, stages, folder, manifest)
     for name, tally in manifest.sources.items():
         tally.check(name)
@@ -87,13 +88,10 @@ def _inputs(path: str) -> dict[str, str]:
     """Return the files of a source with their hashes. Data sets of the Hub have their name in place of a hash."""
     if path.startswith(("hf:", "http://", "https://")):
         return {path: path}
-    return {str(file): sha256(file) for file in data_files(path) if _readable(file)}
-
-
-def _readable(path: Path) -> bool:
-    if not path.is_file():
-        raise DataError(f"can't read {path}: {'not a file' if path.exists() else 'No such file or directory'}")
-    return True
+    files = data_files(path)
+    if missing := next((file for file in files if not file.is_file()), None):
+        raise DataError(f"can't read {missing}: {'not a file' if missing.exists() else 'No such file or directory'}")
+    return {str(file): sha256(file) for file in files}
 
 
 def _digest(*parts: Any) -> str:

@@ -55,7 +55,7 @@ def check_instruction(name: str, arguments: Mapping[str, Any]) -> None:
     them at random."""
     if name in NEEDS_MODELS or name not in registry():
         names = sorted(registry().keys() - set(NEEDS_MODELS))
-        raise ValueError(f"there is no check of the instruction {name!r}.{did_you_mean(name, names)}")
+        raise ValueError(f"the instruction {name!r} can't be checked.{did_you_mean(name, names)}")
     expected = set(registry()[name](name).get_instruction_args_keys())
     if expected != arguments.keys():
         raise ValueError(f"the instruction {name!r} takes {sorted(expected) or 'nothing'}, not {sorted(arguments)}")
