@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
 from whet.core.types import Distribution, Episode, Group, Message, Span, Task, Trajectory
-from whet.engines.base import Completion, Refittable, SamplingParams
+from whet.engines.base import Completion, Engine, SamplingParams
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.engine_model import build_engine_model
 from whet.engines.torch.generator import TorchGenerator
@@ -45,6 +45,7 @@ from whet.models.head import head_of
 from whet.processes.compute import compute_now
 from whet.processes.machine import keep_freed_memory
 from whet.rollouts.episode import play
+from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling
 from whet.tasks.base import Environment, Environments, Observation, Step
 from whet.tools.tool import tools_of
@@ -69,7 +70,7 @@ def load(folder: str | None, small: bool, precision: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-async def episodes(generator: Refittable[Any], shares: bool, turns: int, tokens: int) -> None:
+async def episodes(generator: Engine[Any], shares: bool, turns: int, tokens: int) -> None:
     """Play one group: each episode goes on as soon as its own answer is there. Where nothing is to be shared, each has
     a prompt of its own."""
     draw = torch.Generator().manual_seed(1)
@@ -86,7 +87,7 @@ async def episodes(generator: Refittable[Any], shares: bool, turns: int, tokens:
     await asyncio.gather(*map(one, range(GROUP)))
 
 
-async def measure(generator: Refittable[Any], shares: bool, turns: int, tokens: int) -> Result:
+async def measure(generator: Engine[Any], shares: bool, turns: int, tokens: int) -> Result:
     """The seconds of a group, after a warm-up, and what became of its prompts' tokens."""
     await episodes(generator, shares, 1, 2)
     await generator.pause()
@@ -243,7 +244,18 @@ async def with_tools(model: PreTrainedModel, renderer: Renderer, slow: bool, num
     started = time.perf_counter()
     try:
         plays = (
-            play(Slows(), t, stopping, renderer, sampling, retries=0, seed=i, session=t.uid, timing=timing)
+            play(
+                Slows(),
+                t,
+                stopping,
+                renderer,
+                sampling,
+                retries=0,
+                seed=i,
+                session=t.uid,
+                timing=timing,
+                failures=Failures(),
+            )
             for i, t in enumerate(tasks)
         )
         episodes = await asyncio.gather(*plays)
