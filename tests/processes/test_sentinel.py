@@ -183,3 +183,40 @@ Current thread 0x04 (most recent call first):
 """
     assert held_at(dump) == f"{whet}/environments/math_grader.py:4 in grade"
     assert held_at("") == "an unknown place"
+
+
+STORM = """
+import os, signal, sys, threading, time
+from whet.processes.sentinel import watched
+
+def deep(depth):
+    return depth and deep(depth - 1)
+
+def work():
+    while not done:
+        deep(20)
+        [deep(3) for _ in range(10)]
+
+def storm():
+    for _ in range(200):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.0005)
+    done.append(True)
+
+done, handled = [], []
+signal.signal(signal.SIGINT, lambda *_: handled.append(True))
+with watched():
+    for body in (work, work, work, storm):
+        threading.Thread(target=body).start()
+    while not done:
+        deep(30)
+        time.sleep(0.0001)
+print(len(handled) > 0)
+"""
+
+
+def test_a_storm_of_signals_crashes_nothing(tmp_path: Path) -> None:
+    """To write down the lines of running threads in a signal handler crashed the process within some hundred."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    run = subprocess.run([sys.executable, "-c", STORM], capture_output=True, text=True, timeout=300, env=environment)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "True\n", "")

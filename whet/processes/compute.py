@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 from whet.base.errors import DeadlineError, WhetError
+from whet.processes.interrupts import interruptible
 from whet.processes.loop_thread import format_error
 from whet.processes.machine import keep_freed_memory
 from whet.processes.sentinel import endings_are_errors, watched
@@ -59,10 +60,10 @@ def run_computing(main: Coroutine[Any, Any, T], after: str = "") -> T:
 
     Raises ``WhetError`` if user code tries to end the process. ``after`` is the advice that is printed if the process
     ends nevertheless."""
-    with computing():
+    with interruptible() as interrupts, computing(), watched(after):
         try:
             with endings_are_errors():
-                return asyncio.run(_watched(main, after))
+                return asyncio.run(interrupts.watch(main))
         except SystemExit as error:
             raise WhetError(f"code inside the run tried to end the process: {format_error(error)}") from error
 
@@ -83,8 +84,3 @@ def computing() -> Iterator[None]:
         COMPUTE.end()
         COMPUTE.prepare = None
         torch.set_num_threads(threads)
-
-
-async def _watched(main: Coroutine[Any, Any, T], after: str) -> T:
-    with watched(after):  # inside the loop, because asyncio.run has installed its interrupt handler by now
-        return await main

@@ -3,7 +3,8 @@ interpreter so that nothing else runs, not even signal handlers. Each case ends 
 
     the run's process                                         the sentinel, a small second process
       a separate thread, every second ───────── beat ───────▶  no beat: the interpreter is held
-      a signal handler in C ──────── all threads' lines ────▶  then no beat: ends the process, names the line
+      a signal handler in C ──────── this thread's lines ───▶  then no beat: asks for the lines of all threads, names
+                                                               the one that holds the interpreter, ends the process
       the end of the run ───────────────────── bye ─────────▶  end without it: reports it
 
 ``os._exit`` and ``os.exec...`` are errors of their caller, like ``sys.exit``. Who waits for whom: the run waits for the
@@ -122,10 +123,11 @@ def watched(after: str = "", limit: float = LIMIT) -> Iterator[None]:
 @contextmanager
 def report_signals(*signals: signal.Signals) -> Iterator[None]:
     """Report these signals to the sentinel when they arrive, before their Python handlers, which may never run.
-    Existing handlers are called as before."""
+    Existing handlers are called as before. Only the lines of the receiving thread are written: to read those of threads
+    that run at this moment can crash the process."""
     reported = [number for number in signals if _lines and callable(signal.getsignal(number))]
     for number in reported:
-        faulthandler.register(number, file=_lines[0], all_threads=True, chain=True)
+        faulthandler.register(number, file=_lines[0], all_threads=False, chain=True)
     try:
         yield
     finally:

@@ -65,7 +65,6 @@ class Watch:
     def beaten(self) -> None:
         """Record a beat."""
         self.silent = 0.0  # seconds since the beat
-        self.dump = b""  # lines of threads reported since the beat
         self.signalled = self.warned = False  # since the beat
 
     def run(self) -> None:
@@ -85,8 +84,8 @@ class Watch:
                 return self.report_end()
             if BEAT in data:
                 self.beaten()
-            if report := data.rpartition(BEAT)[2]:  # not requested, so from the handler of a signal
-                self.dump, self.signalled = self.dump + report, True
+            if data.rpartition(BEAT)[2]:  # lines that were not requested, so from the handler of a signal
+                self.signalled = True
 
     def overdue(self) -> bool:
         """Warn if the interpreter is held for long; kill the owner if it is held for too long or ignores a signal."""
@@ -110,13 +109,12 @@ class Watch:
 
     def place(self) -> str:
         """Return where the interpreter is held, by requesting the lines of the owner's threads."""
-        if not self.dump:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.owner, ASK)
-            wait = _REPORT
-            while select.select([0], [], [], wait)[0] and (data := os.read(0, 1 << 16)):
-                self.dump, wait = self.dump + data, _PAUSE
-        return held_at(self.dump.decode(errors="replace"))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.owner, ASK)
+        dump, wait = b"", _REPORT
+        while select.select([0], [], [], wait)[0] and (data := os.read(0, 1 << 16)):
+            dump, wait = dump + data, _PAUSE
+        return held_at(dump.decode(errors="replace"))
 
     def report_end(self) -> None:
         """Report that the owner ended silently, or still exists but has closed the pipe."""
