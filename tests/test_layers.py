@@ -18,6 +18,7 @@ FLOORS = [
     {"data"},
     {"tasks"},
     {"models"},
+    {"lineage"},
     {"engines", "cluster", "parallel"},
     {"rollouts", "endpoint", "learner", "weights", "checkpoint"},
     {"distillation"},

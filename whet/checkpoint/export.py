@@ -16,6 +16,7 @@ from whet.checkpoint.policy import load_policy
 from whet.checkpoint.reward_model import ROLE, choose_padding, load_reward_model
 from whet.checkpoint.store import Checkpoint, CheckpointStore, Which
 from whet.config import parse_mapping
+from whet.lineage.exports import note_export, of_export, with_files
 
 if TYPE_CHECKING:
     from whet.models.config import ModelConfig
@@ -52,6 +53,7 @@ def export(
             f"{run} trained a reward model, whose head is not in the adapter; export it without --adapter"
         )
 
+    lineage = of_export(run, checkpoint.folder, checkpoint.step, out)
     with replacing(out) as staging:
         staging.mkdir()
         padding = _write_tokenizer(config, recipe.get("chat_template"), staging, judges)
@@ -62,6 +64,8 @@ def export(
         kind: Kind = "reward model" if judges else "adapter" if adapter_only else "policy"
         card = model_card(run, recipe, checkpoint, config.path, saved_as, kind)
         (staging / "README.md").write_text(card, encoding="utf-8")
+        with_files(lineage, staging).write(staging)
+    note_export(run, out)
     return checkpoint
 
 

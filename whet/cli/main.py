@@ -19,7 +19,23 @@ from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
 from whet.base.escaping import escape_controls
 from whet.base.files import write_atomically
-from whet.cli import audit, doctor, evaluate, export, gym, plan, prep, recipes, runs, serve, show, train, validate, view
+from whet.cli import (
+    audit,
+    doctor,
+    evaluate,
+    export,
+    gym,
+    lineage,
+    plan,
+    prep,
+    recipes,
+    runs,
+    serve,
+    show,
+    train,
+    validate,
+    view,
+)
 from whet.cli.arguments import Session
 from whet.processes.machine import keep_freed_memory
 from whet.processes.sentinel import endings_are_errors
@@ -68,6 +84,7 @@ app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
 app.command("prep")(prep.prep)
 app.command("runs")(runs.runs)
+app.command("lineage")(lineage.lineage)
 app.command("recipes")(recipes.recipes)
 
 

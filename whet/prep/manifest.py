@@ -2,12 +2,12 @@
 written last, so a folder with a manifest is complete.
 """
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whet.base.digest import sha256
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
 
@@ -19,7 +19,7 @@ class SourceTally:
     """The account of one source: rows read = rows kept + rows dropped; copies are counted apart."""
 
     licence: str = ""
-    files: dict[str, str] = field(default_factory=dict)  # path -> SHA-256
+    files: dict[str, str] = field(default_factory=dict)  # absolute path -> SHA-256
     read: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows
     examples: dict[str, str] = field(default_factory=dict)  # reason -> the first such row, with its problem
@@ -79,9 +79,3 @@ class Manifest:
                 elif sha256(path) != facts["sha256"]:
                     texts.append(f"{path} was changed: its SHA-256 is not the one in {FILE}")
         return texts
-
-
-def sha256(path: Path) -> str:
-    """Return the hash of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from whet.base.digest import sha256
 from whet.base.errors import DataError
 from whet.base.files import replacing, write_atomically
 from whet.base.progress import PROGRESS
@@ -24,7 +25,7 @@ from whet.data.files import data_files
 from whet.data.row import placed_rows
 from whet.prep.contamination import Contamination, texts_of
 from whet.prep.duplicates import normalized, seen_before
-from whet.prep.manifest import FILE, Manifest, SourceTally, sha256
+from whet.prep.manifest import FILE, Manifest, SourceTally
 
 if TYPE_CHECKING:
     from whet.chat.renderer import Renderer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
+_WEB = ("hf:", "http://", "https://")
 _EARLY = 1000  # rows after which too many wrong ones stop a source
 _LARGEST = 1 << 63  # of derived seeds
 
@@ -67,10 +69,10 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
             with replacing(stage) as staging:
                 staging.mkdir()
                 tally = _read(name, source, config, renderer, contamination, staging / "rows.tsv", sample)
-                tally.files, tally.licence = files[name], source.licence
+                tally.licence = source.licence
                 write_atomically(staging / "tally.json", json.dumps(asdict(tally)))
         manifest.sources[name] = SourceTally(**json.loads((stage / "tally.json").read_text(encoding="utf-8")))
-        manifest.sources[name].files = files[name]
+        manifest.sources[name].files = {_absolute(file): digest for file, digest in files[name].items()}
     PROGRESS.begin("writing the splits")
     (folder / FILE).unlink(missing_ok=True)  # a folder without a manifest is incomplete
     for split in SPLITS:
@@ -86,12 +88,16 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
 
 def _inputs(path: str) -> dict[str, str]:
     """Return the files of a source with their hashes. Data sets of the Hub have their name in place of a hash."""
-    if path.startswith(("hf:", "http://", "https://")):
+    if path.startswith(_WEB):
         return {path: path}
     files = data_files(path)
     if missing := next((file for file in files if not file.is_file()), None):
         raise DataError(f"can't read {missing}: {'not a file' if missing.exists() else 'No such file or directory'}")
     return {str(file): sha256(file) for file in files}
+
+
+def _absolute(file: str) -> str:
+    return file if file.startswith(_WEB) else str(Path(file).absolute())
 
 
 def _digest(*parts: Any) -> str:

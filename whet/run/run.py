@@ -28,6 +28,7 @@ from whet.core.types import Group
 from whet.data.source import Source
 from whet.learner.base import Learner, Scorer
 from whet.learner.state import FACTS
+from whet.lineage.reading import record_run
 from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace
 from whet.metrics.rollout_file import drop_rollouts_after
@@ -94,6 +95,8 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
                         run.on_step = on_step
                         _check_steps(run)
                         write_atomically(folder / "recipe.yaml", dump_yaml(decided))  # overrides included
+                        if not restarts.count:
+                            await compute(partial(record_run, decided, folder, decided.seed, again=resuming))
                         await train(run)
                     return
                 except (WorkerError, GeneratorError) as error:

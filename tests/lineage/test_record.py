@@ -1,0 +1,114 @@
+"""Each run records what it read, with digests and the history of what made it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.forks import whet
+from tests.rows import write_rows
+from tests.toy import read_settings, toy_settings, write_settings
+from whet.base import digest as digests
+from whet.base.digest import digest, sha256, unchanged
+from whet.base.errors import DataError
+from whet.lineage.reading import inputs_of
+from whet.lineage.record import FILE, Record, maker_of, read_record
+
+
+def test_a_digest_says_what_it_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(10_000))
+    assert digest(path) == digest(path, whole=False) == f"sha256:{sha256(path)}"
+    monkeypatch.setattr(digests, "_WHOLE", 5_000)
+    monkeypatch.setattr(digests, "_STRIDE", 1_000)
+    monkeypatch.setattr(digests, "_BLOCK", 100)
+    blocks = digest(path, whole=False)
+    assert blocks.startswith("blocks:")
+    for size, changed_at, same in ((10_000, 3_050, False), (10_000, 3_500, True), (10_001, 0, False)):
+        content = bytearray(size)
+        content[changed_at] = 1
+        path.write_bytes(content if changed_at else bytes(size))
+        assert unchanged(path, blocks) == same
+
+
+def test_a_run_records_its_model_its_data_and_the_users_code(tiny_model: Path, tmp_path: Path) -> None:
+    settings = toy_settings(tiny_model, steps=1, evaluation={"enabled": False})
+    recipe = write_settings(tmp_path / "toy.yaml", settings)
+    done = whet("train", str(recipe), "--folder", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    record = read_record(tmp_path / "run")
+    assert record is not None
+    assert record.kind == "run"
+    assert record.recipe == digest(tmp_path / "run" / "recipe.yaml")
+    assert record.sessions[0].command.endswith(f"train {recipe} --folder {tmp_path / 'run'}")
+    assert {"whet", "torch", "transformers", "python"} <= record.sessions[0].versions.keys()
+    inputs = {each.setting: each for each in record.inputs}
+    assert inputs["data"].name == "tests.toy:Lowercase"
+    weights = tiny_model / "model.safetensors"
+    assert inputs["model"].files[str(weights)] == digest(weights)
+    assert record.problems() == []
+
+
+def test_a_resumed_run_keeps_what_it_read_and_names_what_was_changed(tiny_model: Path, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"{i}?", "completion": "yes"} for i in range(20)])
+    data = {"type": "supervised", "path": str(rows), "batch_size": 2}
+    run = tmp_path / "run"
+    recipe = json.dumps({"steps": 1, "algorithm": "sft", "model": str(tiny_model), "data": data, "sinks": ["jsonl"]})
+    (tmp_path / "sft.yaml").write_text(recipe)
+    assert whet("train", str(tmp_path / "sft.yaml"), "--folder", str(run)).returncode == 0
+    rows.write_text(rows.read_text().replace("yes", "no"))
+    resumed = whet("resume", str(run), "steps=2")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"data.path: {rows} was changed since the run read it" in resumed.stderr
+    record = read_record(run)
+    assert record is not None
+    assert len(record.sessions) == 2
+    versions = [each.files[str(rows)] for each in record.inputs if each.setting == "data.path"]
+    assert versions[0] != versions[1] == digest(rows)
+
+
+def test_prepared_data_are_recorded_with_their_sources(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw = write_rows(tmp_path / "raw.jsonl", [{"prompt": f"{i}?", "completion": f"{i}!"} for i in range(30)])
+    source = {"rows": {"type": "supervised", "path": "raw.jsonl"}, "licence": "MIT"}
+    (tmp_path / "blend.yaml").write_text(json.dumps({"sources": {"counting": source}}))
+    assert whet("prep", "blend.yaml", "--out", "prepared").returncode == 0
+    data = {"type": "supervised", "path": str(tmp_path / "prepared" / "train-*.jsonl")}
+    recipe = read_settings({"steps": 1, "algorithm": "sft", "model": str(tiny_model), "data": data})
+    found = {each.setting: each for each in inputs_of(recipe, tmp_path / "run")}["data.path"]
+    assert found.maker is not None
+    assert found.maker.kind == "prep"
+    assert found.maker.inputs[0].licence == "MIT"
+    assert found.maker.inputs[0].files == {str(raw): digest(raw)}
+    assert found.maker.problems() == []
+    raw.unlink()
+    shard = tmp_path / "prepared" / "train-00000.jsonl"
+    shard.write_text(shard.read_text() + "\n")
+    assert found.maker.problems() == [
+        f"counting: {raw} is missing",
+        f"{shard} was changed since the prep wrote it",
+    ]
+
+
+def test_a_damaged_record_is_named_and_does_not_stop_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FILE).write_text('{"kind": "run"')
+    with pytest.raises(DataError, match=r"lineage\.json is damaged"):
+        read_record(tmp_path)
+    assert maker_of([tmp_path / "model.safetensors"]) is None
+    assert "lineage.json is damaged" in caplog.text
+    (tmp_path / FILE).write_text('{"format": 2}')
+    with pytest.raises(DataError, match=r"lineage\.json is damaged"):
+        read_record(tmp_path)
+    assert read_record(tmp_path / "nowhere") is None
+
+
+def test_a_copied_folder_has_the_record_under_its_new_name(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Record(kind="export", folder=str(tmp_path / "a"), step=3).write(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    record = read_record(tmp_path / "b")
+    assert record is not None
+    assert record.folder == str(tmp_path / "b")
+    assert record.step == 3
