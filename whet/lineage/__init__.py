@@ -1,1 +1,1 @@
-"""The origin of files: what a run, a preparation or an export read and made, with digests."""
+"""The origin of files: inputs and outputs of runs, preparations and exports, with digests."""

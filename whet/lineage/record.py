@@ -85,7 +85,7 @@ class Session(Config):
 
 
 class Record(Config):
-    """What was read and made."""
+    """The inputs and outputs of a run, an export or a preparation."""
 
     format: Literal[1] = 1
     kind: Kind

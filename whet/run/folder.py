@@ -1,10 +1,18 @@
 """The folder of a run: finding a name for it, checking that it is free, making it, and noticing that it was moved.
 Imports nothing heavy: the command line checks before anything is loaded."""
 
+import logging
+import shlex
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whet.base.errors import ConfigError, WhetError
+
+if TYPE_CHECKING:
+    from whet.run.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock", "rows.jsonl", "test.jsonl"}
 
@@ -35,6 +43,16 @@ def create(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--folder {folder}: it can't be made: {error.strerror}") from error
+
+
+def check_steps(folder: Path, recipe: "Recipe", done: int) -> None:
+    """Raise ``ConfigError`` if a run has done more steps than its recipe has. Warns if all are done."""
+    if done > recipe.steps:
+        raise ConfigError(f"{folder} has done {done} steps already, more than the {recipe.duration} of its recipe")
+    if done == recipe.steps:
+        longer = f"steps={2 * done}" if recipe.epochs is None else f"epochs={2 * recipe.epochs:g}"
+        more = f"whet resume {shlex.quote(str(folder))} {longer}"
+        log.warning("all %d steps are done; to train for longer: %s", done, more)
 
 
 class Place:

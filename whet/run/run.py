@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.base.closing import Closing
-from whet.base.errors import ConfigError, GeneratorError, WorkerError
+from whet.base.errors import GeneratorError, WorkerError
 from whet.base.files import remove_leftovers, write_atomically
 from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
@@ -40,7 +40,7 @@ from whet.processes.loop_thread import exit_forked_children
 from whet.rollouts.ledger import FILE as LEDGER
 from whet.rollouts.replay import drop_groups_after
 from whet.run.feed import Feed, build_feed
-from whet.run.folder import Place, create
+from whet.run.folder import Place, check_steps, create
 from whet.run.log import logging_to, seconds_by_phase, versions
 from whet.run.machine import decide_run, read
 from whet.run.policy import Policy
@@ -93,7 +93,7 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
                     again = resuming or restarts.begun
                     async with open_run(decided, folder, resuming=again, stop=stop, restarts=restarts) as run:
                         run.on_step = on_step
-                        _check_steps(run)
+                        check_steps(folder, run.recipe, run.start)
                         write_atomically(folder / "recipe.yaml", dump_yaml(decided))  # overrides included
                         if not restarts.count:
                             await compute(partial(record_run, decided, folder, decided.seed, again=resuming))
@@ -112,18 +112,6 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
             log.warning(warning)
         run_computing(go(), after=f"Resume with: whet resume {shlex.quote(str(folder))}")
     return folder
-
-
-def _check_steps(run: "Run") -> None:
-    done, steps = run.start, run.recipe.steps
-    if done > steps:
-        raise ConfigError(
-            f"{run.folder} has done {done} steps already, more than the {run.recipe.duration} of its recipe"
-        )
-    if done == steps:
-        longer = f"steps={2 * done}" if run.recipe.epochs is None else f"epochs={2 * run.recipe.epochs:g}"
-        more = f"whet resume {shlex.quote(str(run.folder))} {longer}"
-        log.warning("all %d steps are done; to train for longer: %s", done, more)
 
 
 @dataclass(slots=True)
