@@ -123,8 +123,8 @@ def watched(after: str = "", limit: float = LIMIT) -> Iterator[None]:
 @contextmanager
 def report_signals(*signals: signal.Signals) -> Iterator[None]:
     """Report these signals to the sentinel when they arrive, before their Python handlers, which may never run.
-    Existing handlers are called as before. Only the lines of the receiving thread are written: to read the lines of threads
-    that run at this moment can crash the process."""
+    Existing handlers are called as before. Only the lines of the receiving thread are written: reading the lines of
+    threads that run at this moment can crash the process."""
     reported = [number for number in signals if _lines and callable(signal.getsignal(number))]
     for number in reported:
         faulthandler.register(number, file=_lines[0], all_threads=False, chain=True)
