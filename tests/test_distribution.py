@@ -49,7 +49,7 @@ def test_wheel_and_sdist_hold_the_whole_package(built: tuple[Path, Path]) -> Non
     wheel, sdist = built
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = data_files() | {path.relative_to(ROOT).as_posix() for path in (ROOT / "whet").rglob("*.py")}
-    assert {"whet/py.typed", "whet/recipes/quickstart.yaml", "whet/show/assets/report.html.j2"} <= wanted
+    assert {"whet/py.typed", "whet/recipes/quickstart.yaml", "whet/show/assets/page.html"} <= wanted
     assert not wanted - names
     assert not [name for name in names if not name.startswith(("whet/", f"whet-{VERSION}.dist-info/"))]
     with tarfile.open(sdist) as archive:

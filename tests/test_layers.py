@@ -25,6 +25,7 @@ FLOORS = [
     {"algorithms"},
     {"run", "prep"},
     {"diagnose", "show"},
+    {"watch"},
     {"api"},
     {"cli", "recipes", "__main__", "__init__"},
 ]

@@ -138,7 +138,7 @@ def test_every_metric_that_people_are_shown_is_explained():
 
 
 def test_a_phase_has_one_colour_in_the_terminal_and_in_a_dark_report():
-    style = (Path(__file__).parents[2] / "whet/show/assets/report.css").read_text()
+    style = (Path(__file__).parents[2] / "whet/show/assets/page.css").read_text()
     for name, colour in PHASES.items():
         assert re.search(rf"--p-{name}: light-dark\(#\w+, {colour}\)", style), name
 

@@ -15,7 +15,7 @@ EXTRAS = {
     "quickstart": "the built-in model",
     "tasks": "graders of mathematics, structure and instructions, judges, reasoning-gym, NeMo Gym and OpenEnv",
     "tools": "tools of a policy",
-    "serve": "the OpenAI API for agents and whet serve",
+    "serve": "the OpenAI API for agents, whet serve and whet watch",
     "lora": "LoRA",
     "data": "Parquet and Arrow files, data sets of the Hugging Face Hub, near duplicates",
     "ray": "clusters",

@@ -35,6 +35,7 @@ from whet.cli import (
     train,
     validate,
     view,
+    watch,
 )
 from whet.cli.arguments import Session
 from whet.processes.machine import keep_freed_memory
@@ -78,6 +79,7 @@ app.command("validate")(validate.validate)
 app.command("gym")(gym.gym)
 app.command("plan")(plan.plan)
 app.command("view")(view.view)
+app.command("watch")(watch.watch)
 app.command("serve")(serve.serve)
 app.command("audit")(audit.audit)
 app.command("export")(export.export)

@@ -49,6 +49,11 @@ class Connections:
         if (transport := self._busy.pop(client, None)) is not None:
             self._set_idle(client, transport)
 
+    def drop(self, client: Client) -> None:
+        """Close a connection at once, with what was not sent."""
+        if (transport := self._busy.pop(client, None)) is not None:
+            transport.abort()
+
     def closed(self, client: Client) -> None:
         """Record that a connection has ended."""
         self._busy.pop(client, None)

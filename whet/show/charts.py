@@ -1,161 +1,155 @@
-"""The geometry of charts: curves, bars and ticks in SVG units. ``assets/chart.svg.j2`` draws them; colours are classes
-of the style sheet."""
+"""The charts of a page as data. ``assets/charts.js`` draws them.
+
+Curves of many steps are reduced to the mean, lowest and highest value of neighbouring steps, so that a page costs the
+same after 100 steps and after 100,000.
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
-from whet.show.metric_catalog import Style, axis_label, duration, seconds_label
+import numpy as np
 
-WIDTH, WIDE, HEIGHT = 460, 960, 220
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 26
-_MOST = 300  # points per line: more are not visible at this size
+from whet.show.facts import Measured
+from whet.show.history import Floats, History
+from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, scores
+
+MOST = 500  # points of a curve
 _BARS = 120
+_MOST_BROKEN = 200  # marks of steps without a finite value
+_WAITS = ("idle/generator", "idle/learner", "tokens/goodput")
+_EVERYTHING = (-math.inf, math.inf)
 
-Numbers = Sequence[float]
-Show = Callable[[float], str]
-
-
-@dataclass(slots=True)
-class Line:
-    """One curve, in order of ``x``. ``band``: (low, high) per point. ``broken``: steps without a finite value."""
-
-    name: str
-    x: Numbers
-    y: Numbers
-    colour: str  # c1, c2 ...
-    band: Sequence[tuple[float, float]] | None = None
-    dots: bool = False
-    smooth: bool = False
-    broken: Numbers = field(default_factory=list)
+Range = tuple[float, float]
 
 
-@dataclass(slots=True, frozen=True)
-class Frame:
-    """The axes, which map a step and a value to coordinates."""
-
-    x_low: float
-    x_high: float
-    low: float
-    high: float
-    width: int = WIDTH
-
-    def x(self, step: float) -> float:
-        span = self.x_high - self.x_low
-        return round(LEFT + (self.width - LEFT - RIGHT) * ((step - self.x_low) / span if span else 0.5), 1)
-
-    def y(self, value: float) -> float:
-        height = HEIGHT - TOP - BOTTOM
-        return round(HEIGHT - BOTTOM - height * (value - self.low) / (self.high - self.low), 1)
-
-    def path(self, x: Numbers, y: Numbers) -> str:
-        """Return the ``points`` of a polyline."""
-        return " ".join(f"{self.x(a)},{self.y(b)}" for a, b in zip(x, y, strict=True))
-
-    def steps(self) -> list[float]:
-        return [value for value in ticks(self.x_low, self.x_high, self.width // 90) if value == int(value)]
-
-    def values(self) -> list[float]:
-        return ticks(self.low, self.high, 4)
+def chosen(history: History) -> tuple[list[Entry], list[str]]:
+    """Return the entries to draw, and the labels and last values of metrics that stayed below their threshold."""
+    train, series = history.train, {}
+    for entry in CATALOG:
+        values = present(train.column(entry.key))
+        series[entry.key] = [values.max()] if len(values) else []
+        if entry.held_out:
+            series[entry.held_out] = [1.0 for line in history.evaluations if entry.held_out in line][:1]
+    entries = drawn(series)
+    silent = [entry for entry in CATALOG if entry.silent is not None and series[entry.key] and entry not in entries]
+    names = [name for name in train.names if name.startswith("scores/")]
+    ranges = [(name, present(train.column(name))) for name in names]
+    ends = [{name: end(values) for name, values in ranges if len(values)} for end in (np.min, np.max)]
+    return entries + scores(ends), [f"{entry.label} {entry.text(last(history, entry.key))}" for entry in silent]
 
 
-@dataclass(slots=True)
-class Chart:
-    """The marks of a chart, from back to front. ``hints`` are shown at the mouse pointer: (name, colour, steps, values
-    as text)."""
+def charts(history: History, within: Range = _EVERYTHING, most: int = MOST) -> dict[str, Any]:
+    """Return all charts of a run as values of JSON, for the steps of a range."""
+    sets = sorted({key.split("/")[1] for line in history.evaluations for key in line if _is_of_set(key)})
+    learning = [_chart(history, entry, within, most) for entry in chosen(history)[0]]
+    of_sets = [
+        _chart(history, Entry(f"env/{name}/pass_rate", name, style="percent"), within, most, name) for name in sets
+    ]
+    return {
+        "learning": [chart for chart in learning if chart],
+        "sets": [chart for chart in of_sets if chart],
+        "phases": _phases(history, within),
+        "waits": _waits(history, within, most),
+    }
 
-    frame: Frame
-    label: Show  # of a value on the axis
-    limits: Numbers = ()
-    bars: list[tuple[str, float, float, float, float]] = field(default_factory=list)  # colour, x, y, width, height
-    bands: list[tuple[str, str]] = field(default_factory=list)  # colour, points
-    curves: list[tuple[str, str]] = field(default_factory=list)  # classes, points
-    dots: list[tuple[str, float, float]] = field(default_factory=list)
-    broken: Numbers = ()
-    hints: list[tuple[str, str, list[float], list[str]]] = field(default_factory=list)
+
+def present(values: Floats) -> Floats:
+    """Return the numbers that are not missing."""
+    return values[~np.isnan(values)]
 
 
-def line_chart(lines: Sequence[Line], show: Show, limits: Numbers = (), style: Style = "number") -> Chart | None:
-    """Draw curves on one pair of axes; return None without points. ``limits`` within the range are drawn too."""
-    lines = [line for line in lines if len(line.x)]
+def last(history: History, key: str) -> float | None:
+    """Return the last number of a training metric, None without any."""
+    values = present(history.train.column(key))
+    return float(values[-1]) if len(values) else None
+
+
+def _chart(history: History, entry: Entry, within: Range, most: int, name: str = "") -> dict[str, Any] | None:
+    """Return the chart of a metric; ``name`` is a set of held-out tasks. None without anything to draw."""
+    lines = [_line(history, entry.key, "training", within, most)]
+    if name or entry.held_out == "evaluation/accuracy":
+        measured = [m for line in history.evaluations if (m := Measured.of(line, name))]
+        points = [(m.step, m.accuracy, m.low, m.high) for m in measured]
+        lines.append(_dots(points, within, most, band=all(m.n for m in measured)))
+    elif entry.held_out:
+        held_out = [(line["step"], line.get(entry.held_out)) for line in history.evaluations]
+        lines.append(_dots([(step, v, v, v) for step, v in held_out if v is not None], within, most, band=False))
+    lines = [line for line in lines if line["x"] or line["broken"]]
+    if not any(line["x"] for line in lines):
+        return None
+    value = last(history, entry.key) if lines[0]["name"] == "training" else lines[-1]["y"][-1]
+    return {
+        "key": entry.key, "label": entry.label, "style": entry.style, "lines": lines,
+        "limits": [limit for limit in (entry.low, entry.high) if limit is not None],
+        "last": "" if value is None else entry.text(value), "hot": entry.worrying(value),
+    }  # fmt: skip
+
+
+def _line(history: History, key: str, name: str, within: Range, most: int) -> dict[str, Any]:
+    steps, values = _cut(history.train.steps, history.train.column(key), within)
+    finite = np.isfinite(values)
+    broken = steps[np.isinf(values)].tolist()
+    x, mean, low, high = reduced(steps[finite], values[finite], most)
+    spread = {"low": _short(low), "high": _short(high)} if len(x) < finite.sum() else {}
+    return {"name": name, "x": x.tolist(), "y": _short(mean), "broken": broken[-_MOST_BROKEN:], **spread}
+
+
+def _dots(points: Sequence[tuple[float, ...]], within: Range, most: int, band: bool) -> dict[str, Any]:
+    """Return the curve of an evaluation from (step, value, low, high)."""
+    steps, values, lows, highs = np.array(points, dtype=float).reshape(-1, 4).T
+    inside = (steps >= within[0]) & (steps <= within[1])
+    steps = steps[inside].astype(np.int64)
+    x, y, _, _ = reduced(steps, values[inside], most)
+    around = [_short(reduced(steps, end[inside], most)[1]) for end in (lows, highs)]
+    interval = {"low": around[0], "high": around[1], "interval": True} if band else {}
+    return {"name": "evaluation", "x": x.tolist(), "y": _short(y), "broken": [], "dots": True, **interval}
+
+
+def _phases(history: History, within: Range) -> dict[str, Any]:
+    """Return the mean seconds per phase of neighbouring steps, and over all steps of the range the sums by phase."""
+    train = history.train
+    steps, whole = _cut(train.steps, train.column("time/step"), within)
+    timed = whole > 0
+    seconds = {n: _cut(train.steps, train.column(f"time/{n}"), within)[1][timed] for n in PHASES if n != "other"}
+    seconds = {name: np.where(np.isfinite(values), values, 0.0) for name, values in seconds.items()}
+    seconds["other"] = np.maximum(0.0, whole[timed] - sum(seconds.values()))
+    seconds = {name: values for name, values in seconds.items() if values.sum() > 1e-9}
+    x = reduced(steps[timed], whole[timed], _BARS)[0]
+    layers = {name: _short(reduced(steps[timed], values, _BARS)[1]) for name, values in seconds.items()}
+    return {"x": x.tolist(), "layers": layers, "sums": {name: float(values.sum()) for name, values in seconds.items()}}
+
+
+def _waits(history: History, within: Range, most: int) -> dict[str, Any] | None:
+    """Return the idle shares and the goodput as one chart; None with fewer than two steps."""
+    lines = [_line(history, key, ENTRIES[key].label, within, most) for key in _WAITS]
+    lines = [line for line in lines if len(line["x"]) > 1]
     if not lines:
         return None
-    steps = [step for line in lines for step in (*line.x, *line.broken)]
-    values = [y for line in lines for y in line.y] + [v for line in lines for pair in line.band or () for v in pair]
-    frame = Frame(min(steps), max(steps), *padded(values, style))
-    label = partial(axis_label, spread=frame.high - frame.low, style=style)
-    chart = Chart(frame, label, [v for v in limits if frame.low < v < frame.high])
-    for line in lines:
-        if line.band:
-            low, high = zip(*line.band, strict=True)
-            around = [*line.x, *reversed(line.x)], [*high, *reversed(low)]
-            chart.bands.append((line.colour, frame.path(*around)))
-        x, y = thinned(line.x, line.y, _MOST)
-        chart.hints.append((line.name, line.colour, x, [show(value) for value in y]))
-        if line.smooth and len(x) >= 12:
-            chart.curves.append((f"raw {line.colour}", frame.path(x, y)))
-            y = _smoothed(y)
-        chart.curves.append((f"line {line.colour}", frame.path(x, y)))
-        if line.dots or len(x) == 1:
-            chart.dots += [(line.colour, frame.x(a), frame.y(b)) for a, b in zip(x, y, strict=True)]
-    chart.broken = [step for line in lines for step in line.broken][:_MOST]
-    return chart
+    return {"key": "idle", "label": "share of each step", "style": "percent", "lines": lines, "limits": [], "last": ""}
 
 
-def stacked_chart(x: Numbers, layers: Mapping[str, Numbers]) -> Chart | None:
-    """Draw seconds per step as stacked bars, one layer per phase. With many steps, neighbours are averaged."""
-    if not x:
-        return None
-    size = math.ceil(len(x) / _BARS)
-    means = {name: thinned(x, seconds, _BARS)[1] for name, seconds in layers.items()}
-    highest = max(sum(bar) for bar in zip(*means.values(), strict=True))
-    frame = Frame(x[0] - 0.5, x[-1] + 0.5, 0.0, 1.05 * highest or 1.0, WIDE)
-    chart = Chart(frame, partial(seconds_label, spread=frame.high))
-    for i, bar in enumerate(zip(*means.values(), strict=True)):
-        left, right = frame.x(x[i * size] - 0.5), frame.x(x[min(i * size + size, len(x)) - 1] + 0.5)
-        below = 0.0
-        for name, seconds in zip(means, bar, strict=True):
-            top, bottom = frame.y(below + seconds), frame.y(below)
-            width = round(max(0.5, 0.9 * (right - left)), 1)
-            chart.bars.append((f"p-{name}", left, top, width, round(bottom - top, 1)))
-            below += seconds
-    middles = thinned(x, x, _BARS)[0]
-    chart.hints = [(n, f"p-{n}", middles, [duration(s) for s in seconds]) for n, seconds in means.items()]
-    return chart
-
-
-def padded(values: Numbers, style: Style) -> tuple[float, float]:
-    """Return the range of an axis: the values with a margin, clipped at 0 and 100%."""
-    low, high = min(values), max(values)
-    flat = high - low < 1e-3 * abs(high)  # the labels of a narrower axis would look the same
-    pad = (0.05 * abs(high) or 0.5) if flat else 0.06 * (high - low) or 0.5
-    bottom = max(0.0, low - pad) if low >= 0 else low - pad
-    return bottom, min(1.0, high + pad) if style == "percent" and high <= 1 else high + pad
-
-
-def thinned(x: Numbers, y: Numbers, most: int) -> tuple[list[float], list[float]]:
-    """Reduce a curve to at most ``most`` points: the mean of neighbouring points, at the middle one's x."""
+def reduced(x: np.ndarray, y: Floats, most: int) -> tuple[np.ndarray, Floats, Floats, Floats]:
+    """Reduce a curve to at most ``most`` points: the x in the middle, and the mean, lowest and highest value of
+    neighbouring points."""
     size = math.ceil(len(x) / most)
-    starts = range(0, len(x), size)
-    return (
-        [x[min(i + size // 2, len(x) - 1)] for i in starts],
-        [sum(part) / len(part) for i in starts if (part := y[i : i + size])],
-    )
+    if size <= 1:
+        return x, y, y, y
+    starts = np.arange(0, len(x), size)
+    counts = np.diff([*starts, len(x)])
+    mean = np.add.reduceat(y, starts) / counts
+    return x[starts + counts // 2], mean, np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
 
 
-def ticks(low: float, high: float, about: int) -> list[float]:
-    """Return about ``about`` round numbers within the range."""
-    span = high - low
-    if not span:
-        return [low]
-    size = 10 ** math.floor(math.log10(span / about))
-    step = next(size * k for k in (1, 2, 5, 10) if size * k * about >= span)
-    first = math.ceil(low / step - 1e-9)
-    return [round(step * i, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+def _cut(steps: np.ndarray, values: Floats, within: Range) -> tuple[np.ndarray, Floats]:
+    first, end = np.searchsorted(steps, within[0], "left"), np.searchsorted(steps, within[1], "right")
+    return steps[first:end], values[first:end]
 
 
-def _smoothed(y: Numbers) -> list[float]:
-    """Return the centred mean over about a fifteenth of the curve."""
-    half = max(1, len(y) // 30)
-    return [sum(window) / len(window) for i in range(len(y)) if (window := y[max(0, i - half) : i + half + 1])]
+def _short(values: Floats) -> list[float]:
+    """Round to six digits, which is finer than a pixel."""
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _is_of_set(key: str) -> bool:
+    return key.startswith("evaluation/") and key.count("/") == 2 and key.endswith("/accuracy")

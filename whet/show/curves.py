@@ -1,12 +1,12 @@
 """Curves in a terminal, drawn with braille dots (two by four per character) and labelled axes."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from whet.show.charts import padded, thinned
 from whet.show.metric_catalog import Style, axis_label, show
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # [column][row] of a braille character
@@ -71,6 +71,25 @@ def plot(curves: Sequence[Curve], width: int, height: int, style: Style = "numbe
         line.no_wrap = True
         line.truncate(width, pad=True)
     return lines
+
+
+def padded(values: Sequence[float], style: Style) -> tuple[float, float]:
+    """Return the range of an axis: the values with a margin, clipped at 0 and 100%."""
+    low, high = min(values), max(values)
+    flat = high - low < 1e-3 * abs(high)  # the labels of a narrower axis would look the same
+    pad = (0.05 * abs(high) or 0.5) if flat else 0.06 * (high - low) or 0.5
+    bottom = max(0.0, low - pad) if low >= 0 else low - pad
+    return bottom, min(1.0, high + pad) if style == "percent" and high <= 1 else high + pad
+
+
+def thinned(x: Sequence[float], y: Sequence[float], most: int) -> tuple[list[float], list[float]]:
+    """Reduce a curve to at most ``most`` points: the mean of neighbouring points, at the middle one's x."""
+    size = math.ceil(len(x) / most)
+    starts = range(0, len(x), size)
+    return (
+        [x[min(i + size // 2, len(x) - 1)] for i in starts],
+        [sum(part) / len(part) for i in starts if (part := y[i : i + size])],
+    )
 
 
 def _scale(value: float, low: float, high: float, most: int) -> int:

@@ -68,7 +68,7 @@ CATALOG = (
     Entry("tokens/goodput", "tokens trained of those sampled", "goodput", "percent", plotted=False),
     Entry("idle/generator", "generator idle", "gen. idle", "percent", plotted=False),
     Entry("idle/learner", "learner waiting", "waiting", "percent", plotted=False),
-    Entry("lr", "learning rate", "lr", plotted=False),
+    Entry("lr", "learning rate", "lr"),
 )
 ENTRIES = {entry.key: entry for entry in CATALOG}
 
@@ -106,7 +106,7 @@ def scores(lines: Iterable[Mapping[str, Any]]) -> list[Entry]:
 
 
 # The displayed phases of a step (see whet/metrics/clock.py); all other time is "other". These colours are for the
-# terminal; assets/report.css has the report's.
+# terminal; assets/page.css has the page's.
 PHASES = {
     "generate": "#5b9cf5",
     "grade": "#e8b04b",

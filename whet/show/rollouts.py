@@ -1,28 +1,29 @@
-"""The rollouts of a report: a bounded sample of a run's answers, each token coloured by the difference between the
-generator's and the learner's log-prob."""
+"""Rollouts as values of JSON for a page, and the bounded sample of them that a report holds. ``assets/rollouts.js``
+draws them."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
-
-from jinja2 import Template
-from markupsafe import Markup
+from typing import Any, TypeVar
 
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
 from whet.show.facts import rollout_rows
-from whet.show.transcript import task_data, transcript
-from whet.show.view import ORDERS, ending, level, number, select, verdict
+from whet.show.transcript import Part, task_data, transcript
+from whet.show.view import ORDERS, ending, number, select, verdict
 
 MOST_TOKENS = 1200  # per reply
-MOST_CHARACTERS = 6000  # per prompt, observation, or answer without tokens
-MOST_BYTES = 4_000_000  # of all rollouts together
+MOST_CHARACTERS = 6000  # per observation, folded message, or answer without tokens
+MOST_QUESTION = 200_000  # per prompt and user message, which are shown whole in all usual cases
+MOST_BYTES = 4_000_000  # of all rollouts of a report together
 _PIECE = 200  # characters per token
+_PREVIEW = 160
 
 _T = TypeVar("_T")
 
 
 def sample_rollouts(run_folder: Path, most: int = 60, steps: int = 10) -> list[RolloutRecord]:
-    """Choose at most ``most`` rollouts from at most ``steps`` steps spread over the run, including the first and last.
+    """Choose at most ``most`` rollouts from at most ``steps`` steps spread over the run, including the first and last,
+    and the other branches of their episodes.
 
     Per step: rollouts at equal distances from the highest to the lowest reward, and the one with the largest mismatch.
     """
@@ -34,43 +35,81 @@ def sample_rollouts(run_folder: Path, most: int = 60, steps: int = 10) -> list[R
         strangest = select(records, "mismatch")[:1]
         if strangest and strangest[0].mismatch is not None and not any(r is strangest[0] for r in sample):
             sample[len(sample) // 2] = strangest[0]
-        chosen += sample
+        episodes = {episode(record) for record in sample if record.uid}
+        branches = [r for r in records if episode(r) in episodes and not any(r is taken for taken in sample)]
+        chosen += sample + branches[:most]
     return chosen
 
 
-def cards(records: Sequence[RolloutRecord], template: Template) -> list[Markup]:
-    """Render one foldable card per rollout, up to ``MOST_BYTES`` in total; the first card is open."""
-    made: list[Markup] = []
+def episode(record: RolloutRecord) -> str:
+    """Return the name of the episode in its run. Branches of an episode share it."""
+    return f"{record.step}/{record.uid}/{record.task}/{record.sample}"
+
+
+def head(record: RolloutRecord) -> dict[str, Any]:
+    """Return a rollout's line in a list."""
+    answer = record.answer or next((m["content"] for m in reversed(record.messages) if m["role"] == "assistant"), "")
+    return {
+        "episode": episode(record),
+        "step": record.step,
+        "task": record.task,
+        "number": number(record),
+        "verdict": verdict(record),
+        "status": record.status,
+        "ending": ending(record),
+        "facts": rollout_rows(record)[0],
+        "order": {name: _finite(key(record)) for name, key in ORDERS.items()},
+        "preview": " ".join(str(answer)[: 2 * _PREVIEW].split())[:_PREVIEW],
+    }
+
+
+def card(record: RolloutRecord) -> dict[str, Any]:
+    """Return a whole rollout: its parts with the tokens of replies, the task's data and the scores."""
+    return head(record) | {
+        "parts": [_part(record, part) for part in transcript(record)],
+        "data": [(name, value[:MOST_QUESTION]) for name, value in task_data(record)],
+        "more": rollout_rows(record)[1],
+        "error": record.error or "",
+    }
+
+
+def cards(records: Sequence[RolloutRecord], size_of: Any) -> list[dict[str, Any]]:
+    """Return the cards up to ``MOST_BYTES`` in total, as ``size_of`` measures them."""
+    made: list[dict[str, Any]] = []
     size = 0
     for record in records:
-        head, more = rollout_rows(record)
-        order = {name: key(record) for name, key in ORDERS.items()}
-        parts = [(part, list(_tokens(record, part.tokens or range(0)))) for part in transcript(record)]
-        card = template.render(
-            record=record, head=head, more=more, order=order, parts=parts, verdict=verdict(record),
-            data=task_data(record), number=number(record), ending=ending(record), opened=not made,
-            most_characters=MOST_CHARACTERS,
-        )  # fmt: skip
-        size += len(card.encode("utf-8", "replace"))
+        whole = card(record)
+        size += size_of(whole)
         if size > MOST_BYTES and made:
             break
-        made.append(Markup(card))  # the template has escaped it
+        made.append(whole)
     return made
 
 
-def _tokens(record: RolloutRecord, places: range) -> Iterator[tuple[str, str, str]]:
-    """Yield (colour, "id|sampler|learner", text) of the first tokens; colours are classes of the style sheet."""
-    learner, differences = record.learner_logprobs or [], record.differences
+def _part(record: RolloutRecord, part: Part) -> dict[str, Any]:
+    asked = part.label in ("prompt", "user") and not part.folded
+    most = MOST_QUESTION if asked else MOST_CHARACTERS
+    shown: dict[str, Any] = {"label": part.label, "facts": part.facts, "folded": part.folded}
+    if part.tokens is None:
+        return shown | {"text": part.text[:most], "cut": max(0, len(part.text) - most)}
+    tokens = list(_tokens(record, part.tokens))
+    return shown | {"tokens": tokens, "cut": len(part.tokens) - len(tokens)}
+
+
+def _tokens(record: RolloutRecord, places: range) -> Iterator[tuple[str, int, float | None, float | None]]:
+    """Yield (text, id, log-prob of the sampler, of the learner) of the first tokens."""
+    learner, sampler = record.learner_logprobs or [], record.logprobs
     for i in places[:MOST_TOKENS]:
-        piece, token, difference = record.texts[i], record.tokens[i], differences[i]
-        logprobs = [_number(values[i]) if i < len(values) else "" for values in (record.logprobs, learner)]
-        depth = level(difference)
-        colour = f"{'u' if (difference or 0) > 0 else 'd'}{depth}" if depth else ""
-        yield colour, "|".join([str(token), *logprobs]), piece[:_PIECE]
+        pair = (_rounded(values[i]) if i < len(values) else None for values in (sampler, learner))
+        yield record.texts[i][:_PIECE], record.tokens[i], *pair
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _spread(items: Sequence[_T], most: int) -> list[_T]:
