@@ -9,6 +9,7 @@ import pytest
 from tests.show.browser import browse, needs_browser
 from tests.show.runs import record, run_of_everything
 from whet.base.errors import DataError
+from whet.lineage.record import Record, Session
 from whet.metrics.rollout_file import RolloutRecord, Turn, rollout_path, write_rollouts
 from whet.metrics.sinks.jsonl import JSONLSink
 from whet.show import rollouts as rollouts_part
@@ -96,11 +97,13 @@ def test_the_report_keeps_what_makes_the_run_again(run_folder):
     with (run_folder / "recipe.yaml").open("a") as file:
         file.write("seed: 7\n")
     sink = JSONLSink().open(run_folder, {}, resume_step=8)
-    sink.write(9, {"run/versions": "whet 1, torch 2", "run/command": "whet train 'a b'", "lr": 1e-6})
+    sink.write(9, {"lr": 1e-6})
     sink.close()
+    session = Session(began="now", command="whet train 'a b'", versions={"whet": "1", "torch": "2"}, commit="abc+")
+    Record(kind="run", folder=str(run_folder), sessions=(session,)).write(run_folder)
     rows = dict(report(run_folder)["rows"])
-    assert [rows[name] for name in ("seed", "versions", "command", "learning rate", "entropy")] == [
-        "7", "whet 1, torch 2", "whet train 'a b'", "1.0e-06", "0.5",
+    assert [rows[name] for name in ("seed", "versions", "commit", "command", "learning rate", "entropy")] == [
+        "7", "whet 1, torch 2", "abc+", "whet train 'a b'", "1.0e-06", "0.5",
     ]  # fmt: skip
 
 

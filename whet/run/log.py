@@ -4,7 +4,6 @@ without ending the run."""
 import io
 import logging
 import platform
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -63,13 +62,6 @@ def logging_to(folder: Path) -> Iterator[None]:
         for handler in (file, screen):
             logger.removeHandler(handler)
         file.close()
-
-
-def command() -> str:
-    """Return the command line of this process."""
-    program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name
-    return shlex.join([name, *sys.argv[1:]])
 
 
 def versions() -> str:

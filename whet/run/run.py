@@ -41,7 +41,7 @@ from whet.rollouts.ledger import FILE as LEDGER
 from whet.rollouts.replay import drop_groups_after
 from whet.run.feed import Feed, build_feed
 from whet.run.folder import Place, check_steps, create
-from whet.run.log import command, logging_to, seconds_by_phase, versions
+from whet.run.log import logging_to, seconds_by_phase, versions
 from whet.run.machine import decide_run, read
 from whet.run.policy import Policy
 from whet.run.recipe import Recipe
@@ -384,7 +384,7 @@ async def open_run(
             facts, decision = main.facts.shown(), read(folder)
             if decision is not None:
                 facts["computes_in"] = str(decision)
-            shown |= facts | {"versions": versions(), "command": command()}
+            shown |= facts
         if shown:
             run.sinks.write(run.start, {f"run/{name}": value for name, value in shown.items()})
         yield run

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from whet.base.errors import DataError
 from whet.checkpoint.lock import is_locked
+from whet.lineage.record import read_record
 from whet.show.alarms import State, alarms
 from whet.show.charts import chosen, last, present
 from whet.show.facts import Measured, RunFacts, Summary, read_recipe
@@ -52,7 +54,7 @@ class Overview:
             "state": state,
             "step": summary.steps,
             "steps": facts.steps,
-            "rows": facts.rows() + _more_facts(self.settings, history) + summary.rows(facts.steps),
+            "rows": facts.rows() + _more_facts(self.folder, self.settings, history) + summary.rows(facts.steps),
             "outcome": _outcome(history, summary),
             "alarms": [] if state is None else alarms(history, state, facts.steps, now),
             "warnings": _warnings(history) + [("metrics.jsonl", notice) for notice in history.notices()],
@@ -76,13 +78,20 @@ def summary_of(history: History) -> Summary:
     )
 
 
-def _more_facts(settings: Mapping[str, Any], history: History) -> list[tuple[str, str]]:
+def _more_facts(folder: Path, settings: Mapping[str, Any], history: History) -> list[tuple[str, str]]:
     """Return what is needed to make the run again."""
     rows = [(name, str(settings[name])) for name in ("seed",) if settings.get(name) is not None]
     named = (("learning rate", "lr"), ("entropy", "entropy/approximate"))
     rows += [(label, show(value)) for label, key in named if (value := last(history, key)) is not None]
-    reported = ((name, history.reported.get(f"run/{name}")) for name in ("versions", "command"))
-    return rows + [(name, str(value)) for name, value in reported if value]
+    try:
+        record = read_record(folder)
+    except DataError:
+        record = None
+    for session in record.sessions[-1:] if record else ():
+        rows.append(("versions", ", ".join(f"{name} {version}" for name, version in session.versions.items())))
+        rows += [("commit", session.commit)] if session.commit else []
+        rows.append(("command", session.command))
+    return rows
 
 
 def _outcome(history: History, summary: Summary) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def truncate_after(path: Path, step: int) -> None:
 
 def without_time(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return the line without the values that differ between two identical runs."""
-    return {name: value for name, value in line.items() if not name.startswith(("time/", "idle/", "run/command"))}
+    return {name: value for name, value in line.items() if not name.startswith(("time/", "idle/"))}
 
 
 def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
