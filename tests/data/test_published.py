@@ -10,7 +10,7 @@ from whet.chat.renderer import Renderer
 from whet.config import Component
 from whet.data.registry import ROWS
 from whet.data.row_kinds import Conversation, Example, Preference
-from whet.data.rows import Rows
+from whet.data.rows import FileRows
 
 USER, REPLY = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}
 
@@ -110,15 +110,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def named(name: str) -> Rows:
+def named(name: str) -> FileRows:
     kind, preset = Component(ROWS).resolve(name)
     rows = preset or kind()
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, FileRows)
     return rows
 
 
 def test_every_published_set_has_a_row_here() -> None:
-    assert ROWS.keys() - PUBLISHED.keys() == {"supervised", "preference", "labelled", "scored", "traces"}
+    assert ROWS.keys() - PUBLISHED.keys() == {"supervised", "preference", "labelled", "scored", "traces", "mixture"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

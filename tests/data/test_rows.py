@@ -9,7 +9,7 @@ from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
 from whet.data.row_kinds import Conversation, Preference
-from whet.data.rows import PreferenceRows, Rows, SupervisedRows
+from whet.data.rows import FileRows, PreferenceRows, SupervisedRows
 from whet.data.split import Tally
 
 RENDERER = Renderer(tiny_tokenizer())
@@ -22,7 +22,7 @@ CHAT = [
 ]
 
 
-def group_of(kind: type[Rows], values, **settings):
+def group_of(kind: type[FileRows], values, **settings):
     rows = kind(path="rows.jsonl", **settings)
     return rows.group(rows.kind.of("rows.jsonl:4", values), RENDERER)
 

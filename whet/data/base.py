@@ -1,10 +1,17 @@
 """The base of a recipe's section ``data``: a task set, whose tasks the policy answers, or rows to train on."""
 
+from collections.abc import Sequence
+
 from whet.config import Config
 
 
 class Data(Config):
     """Base of ``TaskSet`` and ``Rows``. An algorithm names the subclasses that it can train on."""
+
+    @property
+    def parts(self) -> "Sequence[Data]":
+        """Return the kinds of data that this one mixes; by default itself alone."""
+        return (self,)
 
     @property
     def groups_per_step(self) -> int | None:

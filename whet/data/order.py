@@ -1,10 +1,37 @@
 """The order in which tasks or rows are drawn: endless, shuffled again in each epoch, and resumable."""
 
 import random
-from typing import Any
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any, Protocol
 
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, DataError
 from whet.base.seeds import derive_seed
+
+
+class RowOrder(Protocol):
+    """An endless order of row numbers."""
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of times that the last row had been drawn before."""
+        ...
+
+    def next(self) -> int:
+        """Return the number of the next row."""
+        ...
+
+    def dropped(self) -> None:
+        """Note that the last row can't be used. Raises ``DataError`` if none of its kind can."""
+        ...
+
+    def passes(self) -> dict[str, float]:
+        """Return the passes over the rows so far, by the name of the metric."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
 
 
 class TaskOrder:
@@ -33,16 +60,23 @@ class TaskOrder:
         self.cursor += 1
         return self._order[self.cursor - 1]
 
+    def dropped(self) -> None:
+        """Do nothing: the next row takes its place."""
+
+    def passes(self) -> dict[str, float]:
+        """See ``RowOrder``."""
+        return {"data/epoch": self.epoch + self.cursor / self.count}
+
     def state(self) -> dict[str, int]:
         """Return the position as JSON values, for a checkpoint."""
         return {"epoch": self.epoch, "cursor": self.cursor, "count": self.count}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a position. Raises ``ConfigError`` if the number of tasks has changed."""
-        if state["count"] != self.count:
+        if state.get("count") != self.count:
             raise ConfigError(
-                f"the checkpoint was made with {state['count']} tasks or rows, now there are {self.count}: "
-                "resume with the same data, or start a new run"
+                f"the checkpoint was made with {state.get('count', 'a mixture of')} tasks or rows, now there are "
+                f"{self.count}: resume with the same data, or start a new run"
             )
         if not 0 <= state["cursor"] <= self.count or state["epoch"] < 0:
             raise ConfigError(f"the checkpoint has an impossible position in the data: {state}; it is damaged")
@@ -54,3 +88,63 @@ class TaskOrder:
         if self.shuffle:
             random.Random(derive_seed(self.seed, "order", epoch)).shuffle(order)
         return order
+
+
+class MixedOrder:
+    """Rows of several kinds that follow each other in one list, each kind drawn in proportion to its weight, shuffled
+    by itself. The next row is of the kind that is furthest behind its share, so that in any sequence of draws each has
+    its share, up to one. A row that can't be used is replaced by one of its kind."""
+
+    def __init__(self, counts: Mapping[str, int], weights: Mapping[str, float], seed: int = 0) -> None:
+        """``counts``: rows of each kind, in the order of the list. Raises ``ConfigError`` for a kind without rows."""
+        if empty := next((name for name, count in counts.items() if not count), None):
+            raise ConfigError(f"there is nothing to draw from: {empty} has no rows to train on")
+        self.weights = weights
+        self.orders = {name: TaskOrder(count, derive_seed(seed, "mixture", name)) for name, count in counts.items()}
+        self.drawn = dict.fromkeys(counts, 0)  # usable rows
+        self._first = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
+        self._name = next(iter(counts))  # kind of the last row
+        self._dropped = 0  # rows since the last usable one
+        self._usable = True  # the last row
+
+    @property
+    def epoch(self) -> int:
+        """See ``RowOrder``."""
+        return self.orders[self._name].epoch
+
+    def next(self) -> int:
+        """Return the number of the next row."""
+        share = (sum(self.drawn.values()) + 1) / sum(self.weights.values())
+        self._name = max(self.drawn, key=lambda name: self.weights[name] * share - self.drawn[name])
+        self.drawn[self._name] += 1
+        self._dropped, self._usable = 0 if self._usable else self._dropped, True
+        return self._first[self._name] + self.orders[self._name].next()
+
+    def dropped(self) -> None:
+        """See ``RowOrder``."""
+        name, count = self._name, self.orders[self._name].count
+        self.drawn[name] -= 1  # so the next row is of this kind, too
+        self._dropped, self._usable = self._dropped + 1, False
+        if self._dropped == 2 * count:  # one usable row may be the first of one epoch and the last of the next one
+            raise DataError(f"none of the {count} rows of {name} can be used; log.txt names the reasons")
+
+    def passes(self) -> dict[str, float]:
+        """See ``RowOrder``. A pass over a mixture is as many draws as it has rows."""
+        whole = sum(self.drawn.values()) / sum(order.count for order in self.orders.values())
+        parts = {f"data/{name}/epoch": order.passes()["data/epoch"] for name, order in self.orders.items()}
+        return {"data/epoch": whole, **parts}
+
+    def state(self) -> dict[str, Any]:
+        """Return the position as JSON values, for a checkpoint."""
+        return {"drawn": dict(self.drawn), "orders": {name: order.state() for name, order in self.orders.items()}}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from a position. Raises ``ConfigError`` if the kinds of rows or their numbers have changed."""
+        if (saved := sorted(state.get("drawn", ()))) != sorted(self.drawn):
+            raise ConfigError(
+                f"the checkpoint was made with {'the kinds ' + ', '.join(saved) if saved else 'one kind'} of rows, but "
+                f"the recipe has {', '.join(sorted(self.drawn))}; resume with the same data, or start a new run"
+            )
+        self.drawn = {name: state["drawn"][name] for name in self.drawn}
+        for name, order in self.orders.items():
+            order.load_state(state["orders"][name])

@@ -6,7 +6,8 @@ rendered turn by turn, exactly as a rollout would append them, so that a model i
 
 import json
 import logging
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +19,7 @@ from whet.chat.renderer import Renderer
 from whet.core.content import text_of
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.data.base import Data
+from whet.data.order import RowOrder, TaskOrder
 from whet.data.row import read_rows
 from whet.data.row_kinds import Answer, Conversation, Example, Labelled, Preference, Scored
 from whet.data.source import MappedRows
@@ -27,11 +29,37 @@ log = logging.getLogger(__name__)
 
 _CONVERSATION = {"messages", "prompt", "completion", "chosen", "rejected"}
 TrainOn = Literal["assistant", "last_assistant", "all"]
-Groups = dict[Literal["train", "test"], MappedRows[Example]]
+Groups = dict[Literal["train", "test"], MappedRows[Any]]
 
 
 class Rows(Data):
-    """Examples of a file, split into training and test rows. Subclasses set the kind of row.
+    """Examples to train on, split into training and test rows."""
+
+    batch_size: int = Field(default=8, gt=0, le=1_000_000)
+    """Rows of one training step."""
+
+    @property
+    def groups_per_step(self) -> int:
+        return self.batch_size
+
+    @property
+    def longest(self) -> int | None:
+        """Return the most tokens that a row may have; None without a limit."""
+        limits = [part.max_tokens for part in self.parts if isinstance(part, FileRows)]
+        return None if None in limits else max(filter(None, limits))
+
+    @abstractmethod
+    def groups(self, renderer: Renderer, *, judging: bool = False) -> Groups:
+        """Return one group per row of each split, rendered when drawn; with ``judging``, for a reward model. All rows
+        are read and validated now. Raises ``DataError`` for a file that can't be read, or a wrong row."""
+
+    def order(self, train: MappedRows[Any], seed: int) -> RowOrder:
+        """Return the order in which the training rows are drawn: shuffled in each epoch."""
+        return TaskOrder(len(train), seed)
+
+
+class FileRows(Rows):
+    """Examples of a file. Subclasses set the kind of row.
 
     No prompt is in both splits, even if both files contain it: rows with the same prompt stay together.
     """
@@ -52,12 +80,6 @@ class Rows(Data):
     conversations."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Longest row in tokens. Longer rows are dropped, and counted."""
-    batch_size: int = Field(default=8, gt=0, le=1_000_000)
-    """Rows of one training step."""
-
-    @property
-    def groups_per_step(self) -> int:
-        return self.batch_size
 
     def group(self, row: Example, renderer: Renderer) -> Group:
         """Return the group of a row: an episode for each answer. Raises ``DataError`` naming the row and field."""
@@ -69,11 +91,23 @@ class Rows(Data):
         return Group(uid=row.where, task=Task(row.where, row.question, facts), episodes=episodes)
 
     def groups(self, renderer: Renderer, *, judging: bool = False) -> Groups:
-        """Return one group per row of each split, rendered when drawn; with ``judging``, for a reward model. All rows
-        are read and validated now. Raises ``DataError`` for a file that can't be read, or a wrong row."""
+        train, held_out, tally = self.split()
+        tally.report(len(train) + len(held_out))
+        to_group = self.bounded(renderer, judging)
+        return {"train": MappedRows(train, to_group), "test": MappedRows(held_out, to_group)}
+
+    def split(self) -> tuple[list[Example], list[Example], Tally]:
+        """Return the training rows, the test rows and the count of the others."""
+        rows, test = self.read()
+        size = self.test_size if test is not None else min(self.test_size, len(rows) // 10)
+        tally = Tally(self.path, len(rows) + len(test or []))
+        return *hold_out(rows, test, size, question_key, tally), tally
+
+    def bounded(self, renderer: Renderer, judging: bool) -> Callable[[Example], Group | str]:
+        """Return the function from a row to its group, or to the reason for which it can't be trained on."""
         reasons = set[str]()
 
-        def bounded(row: Example) -> Group | str:
+        def to_group(row: Example) -> Group | str:
             group = self.group(row, renderer)
             if judging:
                 group = judged(group, renderer)
@@ -88,12 +122,7 @@ class Rows(Data):
             reasons.add(reason)
             return reason
 
-        rows, test = self.read()
-        size = self.test_size if test is not None else min(self.test_size, len(rows) // 10)
-        tally = Tally(self.path, len(rows) + len(test or []))
-        train, held_out = hold_out(rows, test, size, _key, tally)
-        tally.report(len(train) + len(held_out))
-        return {"train": MappedRows(train, bounded), "test": MappedRows(held_out, bounded)}
+        return to_group
 
     def read(self) -> tuple[Sequence[Example], Sequence[Example] | None]:
         """Return the rows, and the rows of the test file; None without one."""
@@ -114,27 +143,27 @@ class Rows(Data):
         return None
 
 
-class SupervisedRows(Rows):
+class SupervisedRows(FileRows):
     """Conversations whose replies are trained on."""
 
     kind = Conversation
 
 
-class ScoredRows(Rows):
+class ScoredRows(FileRows):
     """Conversations with a number ``score`` of the last reply, on which a reward model is trained."""
 
     kind = Scored
     train_on: TrainOn = "last_assistant"
 
 
-class LabelledRows(Rows):
+class LabelledRows(FileRows):
     """Conversations with a ``label``: true where the last reply is good, false where it is bad."""
 
     kind = Labelled
     train_on: TrainOn = "last_assistant"
 
 
-class PreferenceRows(Rows):
+class PreferenceRows(FileRows):
     """Rows of ``chosen`` and ``rejected`` (each a text or a list of messages) and their ``prompt``; without one, the
     messages both begin with are the prompt."""
 
@@ -188,6 +217,7 @@ def _spans(
     return spans
 
 
-def _key(row: Example) -> int:
+def question_key(row: Example) -> int:
+    """Return a hash of a row's prompt, for the split."""
     asked = [[message["role"], " ".join(text_of(message["content"]).split())] for message in row.question]
     return derive_seed("held out", json.dumps(asked))

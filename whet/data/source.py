@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Group
-from whet.data.order import TaskOrder
+from whet.data.order import RowOrder, TaskOrder
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
 
@@ -62,9 +62,15 @@ class DatasetSource:
     """``batch_size`` groups per step, epoch after epoch, in an order derived from the seed."""
 
     def __init__(
-        self, groups: Sequence[Group] | MappedRows[Any], batch_size: int, seed: int = 0, shuffle: bool = True
+        self,
+        groups: Sequence[Group] | MappedRows[Any],
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        order: RowOrder | None = None,
     ) -> None:
-        """Raise ``ConfigError`` if there are fewer groups than a batch has."""
+        """``order``: in place of one that is derived from ``seed``. Raise ``ConfigError`` if there are fewer groups
+        than a batch has."""
         if not 1 <= batch_size <= len(groups):
             raise ConfigError(
                 f"a batch of {batch_size} groups can't be drawn from {len(groups)} rows; "
@@ -72,7 +78,7 @@ class DatasetSource:
             )
         self.groups: Sequence[Group | str] = groups
         self.batch_size = batch_size
-        self.order = TaskOrder(len(groups), seed, shuffle)
+        self.order: RowOrder = order or TaskOrder(len(groups), seed, shuffle)
         self.dropped: Counter[str] = Counter()  # reason -> rows dropped so far
         self._trained = self.order.state()
         self._metrics = Metrics()
@@ -95,11 +101,13 @@ class DatasetSource:
                 left_out[index] = group
                 self.dropped[group] += 1
                 self._metrics.sum("data/dropped", 1)
+                self.order.dropped()
                 continue
             usable.add(index)
             batch.append(replace(group, uid=f"{group.uid}@{self.order.epoch}"))
             if len(batch) == self.batch_size:
-                self._metrics.max("data/epoch", self.order.epoch + self.order.cursor / self.order.count)
+                for name, passes in self.order.passes().items():
+                    self._metrics.max(name, passes)
                 return batch
         raise DataError(
             f"only {len(usable)} of {len(self.groups)} rows can be used, fewer than a batch of "

@@ -179,8 +179,9 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
     packed = min(recipe.learner.pack_tokens or most, most)
     if not isinstance(recipe.algorithm, OnlineAlgorithm):
         rows = recipe.rows
-        longest = min(most, rows.max_tokens or most)
-        step = rows.batch_size * longest * (2 if isinstance(rows, PreferenceRows) else 1)
+        longest = min(most, rows.longest or most)
+        pairs = any(isinstance(part, PreferenceRows) for part in rows.parts)
+        step = rows.batch_size * longest * (2 if pairs else 1)
     else:
         longest = recipe.sampling.longest
         answer = longest - recipe.sampling.max_prompt_tokens

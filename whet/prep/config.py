@@ -6,7 +6,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from whet.config import Component, Config
 from whet.data.registry import ROWS
-from whet.data.rows import Rows
+from whet.data.rows import FileRows
 from whet.models.config import ModelConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
@@ -15,7 +15,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 class Source(Config):
     """Rows of one origin."""
 
-    rows: Annotated[Rows, Component(ROWS)]
+    rows: Annotated[FileRows, Component(ROWS)]
     """Type, path and columns, as in ``data`` of a recipe. Rows longer than its ``max_tokens`` are dropped."""
     share: float = Field(1.0, gt=0, le=1000)
     """Copies of each row in the output; a fraction is a random choice, the same for the same seed."""
@@ -70,7 +70,7 @@ class PrepConfig(Config):
             listed = "; ".join(f"{name}: {', '.join(each)}" for name, each in fields.items())
             raise ValueError(f"the sources have rows of several kinds, and one file holds one kind ({listed})")
         for name, source in self.sources.items():
-            if type(source.rows).read is not Rows.read:
+            if type(source.rows).read is not FileRows.read:
                 raise ValueError(f"sources.{name}.rows makes its rows and reads no file, so it can't be prepared")
         if self.model is None and (limited := [name for name, s in self.sources.items() if s.rows.max_tokens]):
             raise ValueError(f"sources.{limited[0]}.rows.max_tokens needs a tokenizer: set model")

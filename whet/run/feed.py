@@ -203,8 +203,7 @@ class RowsFeed(Feed):
         self.recipe, self.renderer = recipe, renderer
         self.judging = recipe.algorithm.main.head == "value"
         self.rows = recipe.rows.groups(renderer, judging=self.judging)
-        source = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
-        super().__init__(source, Distribution(), recipe.rows.max_tokens, len(self.rows["train"]))
+        super().__init__(self._source(), Distribution(), recipe.rows.longest, len(self.rows["train"]))
         self._held_out: tuple[Batch, list[Group]] | None = None
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
@@ -214,7 +213,7 @@ class RowsFeed(Feed):
             return learners
         cached = self._cached(learners, folder)
         scorers: dict[str, Scorer] = {**learners, algorithm.main_role: cached}
-        rows = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
+        rows = self._source()
         rows.load_state(self.source.state())
         with cached.filling():
             if recipe.evaluation.enabled:
@@ -224,6 +223,10 @@ class RowsFeed(Feed):
                 await algorithm.prepare(await compute(self._batch, groups, scorers), groups, scorers)
         await cached.finish()
         return scorers
+
+    def _source(self) -> DatasetSource:
+        rows, train = self.recipe.rows, self.rows["train"]
+        return DatasetSource(train, rows.batch_size, order=rows.order(train, self.recipe.seed))
 
     def _cached(self, learners: Mapping[str, Learner], folder: Path, read_only: bool = False) -> CachedReference:
         learner = learners[self.recipe.algorithm.main_role]

@@ -104,9 +104,10 @@ class Recipe(Config):
     def _fits_together(self) -> "Recipe":
         self._check_duration()
         takes = self.algorithm.takes
-        if not isinstance(self.data, takes):
+        if other := next((part for part in self.data.parts if not isinstance(part, takes)), None):
             names = " or ".join(_called(kind) for kind in takes)
-            raise ValueError(f"data is {_called(type(self.data))}, but {type(self.algorithm).__name__} takes {names}")
+            is_in = "is" if other is self.data else "has a part of"
+            raise ValueError(f"data {is_in} {_called(type(other))}, but {type(self.algorithm).__name__} takes {names}")
         if isinstance(self.data, TaskSet) and not self.data.grades:
             raise ValueError(
                 f"data is {_called(type(self.data))}, which only poses tasks: define its grade() or make(), or choose "
@@ -140,7 +141,7 @@ class Recipe(Config):
             yield from self.generator.problems(self.cluster, self.devices)
             yield from self._problems_of_replay()
         yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)
-        if self.algorithm.weighting == "constant" and isinstance(self.data, Rows) and self.data.max_tokens is None:
+        if self.algorithm.weighting == "constant" and isinstance(self.data, Rows) and self.data.longest is None:
             yield "algorithm.weighting = constant divides by the longest row there may be; set data.max_tokens"
 
     def _problems_of_replay(self) -> Iterator[str]:
