@@ -16,7 +16,12 @@ from whet.base.extras import EXTRAS, MissingExtraError, extra, require
 ROOT = Path(__file__).parent.parent
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-MODULES = {"math-verify": "math_verify", "reasoning-gym": "reasoning_gym", "if-verifiable": "if_verifiable"}
+MODULES = {
+    "mlflow-skinny": "mlflow",
+    "math-verify": "math_verify",
+    "reasoning-gym": "reasoning_gym",
+    "if-verifiable": "if_verifiable",
+}
 # transformers brings it, so that no install is without it.
 ALWAYS_THERE = {"regex"}
 # What packages of extras bring, which other libraries use where it is there.
@@ -53,7 +58,7 @@ def check(name: str, module: str, done: subprocess.CompletedProcess[str]) -> Non
 def test_the_extras_are_those_of_the_project() -> None:
     assert set(OPTIONAL) == {*EXTRAS, "all", "trl", "test"}
     everything = Requirement(OPTIONAL["all"][0])
-    assert everything.extras == set(EXTRAS) - {"torchao", "vllm"}
+    assert everything.extras == set(EXTRAS) - {"torchao", "vllm", "mlflow", "trackio", "swanlab"}
 
 
 QUICK = [
@@ -89,6 +94,10 @@ LATER = [
     ("ray", "ray", "cluster=ray"),
     ("tensorboard", "tensorboard", "sinks=[jsonl,tensorboard]"),
     ("wandb", "wandb", "sinks=[jsonl,wandb]"),
+    ("prometheus", "prometheus_client", "sinks=[jsonl,prometheus]"),
+    ("mlflow", "mlflow", "sinks=[jsonl,mlflow]"),
+    ("trackio", "trackio", "sinks=[jsonl,trackio]"),
+    ("swanlab", "swanlab", "sinks=[jsonl,swanlab]"),
     ("torchao", "torchao", "optimizer.moments=8bit"),
     ("vllm", "vllm", "generator=vllm"),
 ]

@@ -21,6 +21,10 @@ EXTRAS = {
     "ray": "clusters",
     "tensorboard": "a sink of metrics",
     "wandb": "a sink of metrics",
+    "prometheus": "a sink of metrics",
+    "mlflow": "a sink of metrics",
+    "trackio": "a sink of metrics",
+    "swanlab": "a sink of metrics",
     "torchao": "8-bit moments and float8",
     "vllm": "sampling with vLLM on GPUs",
 }

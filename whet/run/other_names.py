@@ -41,7 +41,7 @@ OTHER_NAMES = {
         "steps": "max_steps max_num_steps total_training_steps num_steps",
         "epochs": "num_train_epochs num_epochs total_epochs max_num_epochs max_epochs",
         "sinks, as in sinks=[console,jsonl,wandb]": "report_to trainer.logger logger wandb tensorboard "
-        "wandb_enabled use_wandb logging_dir log_with",
+        "mlflow trackio swanlab wandb_enabled use_wandb logging_dir log_with",
         "rewards, or the grade() of your task set in data": "reward_funcs reward_weights reward_fn reward "
         "custom_reward_function reward_model_path reward_function",
         "data": "train_dataset dataset dataset_name train_files prompt_data",

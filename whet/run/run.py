@@ -43,6 +43,7 @@ from whet.run.feed import Feed, build_feed
 from whet.run.folder import Place, check_steps, create
 from whet.run.log import logging_to, seconds_by_phase, versions
 from whet.run.machine import decide_run, read
+from whet.run.measures import batch_values, idle_shares, split_generation, throughput
 from whet.run.policy import Policy
 from whet.run.recipe import Recipe
 from whet.run.signals import Stopped, StopRequest, stop_signals
@@ -177,6 +178,7 @@ class Run:
             await self.policy.publish(self.start)
         if self.start == 0:
             await self._evaluate(0)
+        self.sinks.finish_step(self.start)
         PROGRESS.where = self._step(self.start + 1)
         self.restarts.begun = self.stop.begun = True
         if self.restarts.count:
@@ -235,6 +237,7 @@ class Run:
         for name, seconds in self.clock.lap().items():  # the time since then belongs to this step, not to the next
             times[name] = times.get(name, 0.0) + seconds
         self.sinks.write(step, times)
+        self.sinks.finish_step(step)
         log.info("step %d of %d took %s", step, steps, seconds_by_phase(times))
         if self.on_step is not None:
             await self._call_on_step(self.on_step, step, values | measures | times)
@@ -289,21 +292,10 @@ class Run:
         values: dict[str, Any] = tally.merge(self.metrics).result()
         self.metrics = Metrics()
         lap = self.clock.lap()
-        waited = timing.generating + timing.grading
-        if timing.passed:
-            learner_waits = lap.get("time/generate", 0.0)
-            alone = learner_waits if self.devices.shared else timing.passed  # on shared devices, it sleeps meanwhile
-            values["idle/learner"] = learner_waits / lap["time/step"]
-            values["idle/generator"] = max(0.0, 1 - min(timing.sampling, alone) / timing.passed)
-        if waited:  # episodes overlap: the phase's wall time is split as their waiting was
-            lap["time/grade"] = lap.get("time/generate", 0.0) * timing.grading / waited
-            lap["time/generate"] = lap.get("time/generate", 0.0) - lap["time/grade"]
+        values |= idle_shares(lap, timing, self.devices.shared)
+        split_generation(lap, timing)
         self.pace.add(lap["time/step"], values.get("answer/tokens", values.get("learner/tokens", 0.0)))
-        values["batch/tokens"] = len(batch)
-        if batch.experts is not None:
-            values["experts/replayed"] = float((batch.experts[:, 0, 0] >= 0).double().mean())
-        values["time/tokens_per_second"] = self.pace.tokens_per_second()
-        values["time/eta"] = self.pace.eta(self.recipe.steps - step) or 0.0
+        values |= batch_values(batch) | throughput(self.pace, self.recipe.steps - step)
         self.sinks.write(step, values | lap)
         self.feed.check(step, values)
         return values, lap

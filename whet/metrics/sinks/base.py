@@ -25,6 +25,9 @@ class Sink(ABC):
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         """Record the values of one step, by metric name. A repeated value replaces the first."""
 
+    def finish_step(self, step: int) -> None:  # noqa: B027
+        """Take note that all values and rollouts of a step are written."""
+
     def close(self) -> None:  # noqa: B027
         """Write buffered values."""
 
@@ -61,6 +64,10 @@ class OpenSinks:
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         for sink in self._sinks:
             sink.write(step, values, kind)
+
+    def finish_step(self, step: int) -> None:
+        for sink in self._sinks:
+            sink.finish_step(step)
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:

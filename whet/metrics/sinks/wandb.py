@@ -1,18 +1,17 @@
 """Weights & Biases. Offline by default: needs no network and no login, and sends nothing."""
 
-import uuid
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from whet.base.errors import WhetError
 from whet.base.extras import extra
-from whet.base.files import write_atomically
-from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
+from whet.metrics.sinks.tracker import COLUMNS, TrackedRun, Tracker, TrackerConfig
 
 
-class WandbSink(SinkConfig):
+class WandbSink(TrackerConfig):
     """One W&B run per run folder, even when it is resumed. Upload offline runs with ``wandb sync FOLDER/wandb/*``."""
+
+    label: ClassVar[str] = "wandb"
 
     project: str = "whet"
     entity: str | None = None
@@ -21,42 +20,44 @@ class WandbSink(SinkConfig):
     tags: tuple[str, ...] = ()
     mode: Literal["offline", "online", "disabled"] = "offline"
 
-    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
+    def load(self) -> None:
         with extra("wandb", "the sink wandb"):
-            import wandb
-        folder.mkdir(parents=True, exist_ok=True)
-        memory = folder / "wandb-run-id"  # so that a resumed run continues the same curve
-        if resume_step is None or not memory.exists():
-            write_atomically(memory, uuid.uuid4().hex[:8].encode())
+            import wandb  # noqa: F401
+
+    def begin(self, run: TrackedRun) -> Tracker:
+        import wandb
+
+        quiet = {"silent": True, "console": "off", "disable_git": True, "save_code": False}
         try:
-            run = wandb.init(
+            opened = wandb.init(
                 project=self.project,
                 entity=self.entity,
-                name=self.name or folder.resolve().name,
+                name=self.name or run.name,
                 tags=list(self.tags),
                 mode=self.mode,
-                dir=str(folder),
-                id=memory.read_text().strip(),
+                dir=str(run.folder),
+                id=run.id,
                 resume="allow" if self.mode == "online" else None,
-                config=dict(recipe),
-                settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+                config=dict(run.recipe),
+                settings=wandb.Settings(**quiet, init_timeout=self.deadline),
             )
         except wandb.Error as error:
-            raise WhetError(
-                f"Weights & Biases did not start ({error}); run `wandb login`, or set the sink's mode to offline"
-            ) from error
-        # W&B's step counter can't go back, as a resumed run needs: use our own step as the axis.
-        run.define_metric("step")
-        run.define_metric("*", step_metric="step")
-        return _Writer(run)
+            raise WhetError(f"{error}; run `wandb login`, or set the sink's mode to offline") from error
+        # W&B's own counter would number the calls; the step is the axis.
+        opened.define_metric("step")
+        opened.define_metric("*", step_metric="step")
+        return _Writer(opened, run.id)
 
 
-class _Writer(Sink):
-    def __init__(self, run: Any) -> None:
-        self._run = run
+class _Writer(Tracker):
+    def __init__(self, run: Any, identity: str) -> None:
+        self._run, self.id = run, identity
 
-    def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
-        self._run.log({**numbers(values), "step": step})
+    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[Any]]) -> None:
+        import wandb
 
-    def close(self) -> None:
-        self._run.finish()
+        table = {"rollouts": wandb.Table(columns=list(COLUMNS), data=rollouts)} if rollouts else {}
+        self._run.log({**values, **table, "step": step})
+
+    def close(self, complete: bool) -> None:
+        self._run.finish(exit_code=0 if complete else 1)
