@@ -125,7 +125,7 @@ class RayClusterConfig(ClusterConfig):
 
 
 class DevicesConfig(Config):
-    """The division of this machine's cores and GPUs between learners and generator."""
+    """The division of this machine's cores and GPUs between learners and generator, and their price."""
 
     placement: Literal["split", "colocated"] = "split"
     """``split``: learners and generator compute concurrently. ``colocated``: they take turns on the same devices; while
@@ -137,6 +137,9 @@ class DevicesConfig(Config):
     """The same for the generator. None: the cores without ``learner_cores``, or all."""
     deadline: float = Field(600.0, gt=0)
     """With ``colocated``: seconds that one may wait for the other, and for falling asleep and waking."""
+    cost_per_hour: float | None = Field(None, ge=0)
+    """The price of one device for an hour, in any currency, for the metric ``time/cost``. A device is a GPU; without
+    GPUs, the machine."""
 
     def problems(self, cluster: ClusterConfig, samples: bool) -> Iterator[str]:
         """Yield conflicts with the rest of a recipe. ``samples``: the recipe has a generator."""

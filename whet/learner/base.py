@@ -26,6 +26,7 @@ class LearnerFacts:
     precision: Precision
     matmul_precision: str
     device: str
+    hardware: str  # the name of a GPU, empty for a CPU
     ranks: int
     forest: bool  # sequences can share their prompt, because the attention is whet's
     vocabulary: int  # rows of its output matrix
@@ -71,6 +72,9 @@ class Learner(Scorer, WeightSource, Tenant, Protocol):
     """A ``Scorer`` that can be trained if it has an optimizer. It provides its weights (by default all, LoRA merged,
     under the names of the plain Hugging Face model; see ``Content``) and shares its devices (awake for scores and
     updates)."""
+
+    flops: float
+    """The floating-point operations of all scores and updates so far; see ``ModelFlops``."""
 
     async def release_reference(self) -> None:
         """Free the reference model. It is loaded again when ``reference_logprobs`` are next requested."""

@@ -2,9 +2,11 @@
 them to the workers, and puts their results back in the batch's order. It has no model and no device."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -17,12 +19,16 @@ from whet.cluster.local import LocalCluster
 from whet.core.batch import Batch, ModelOutput
 from whet.core.packing import MicroBatch, idle_micro_batches, pack
 from whet.learner.base import LearnerFacts, Top, Update
+from whet.learner.model import build_whole
 from whet.learner.worker import LearnerWorker, RankUpdate, WorkerConfig
 from whet.losses.base import Loss
 from whet.losses.weighted import WeightedLoss, at_trained
 from whet.metrics import Metrics
+from whet.models.flops import ModelFlops
 from whet.processes.compute import compute
 from whet.weights.source import Bucket, Handshake, WeightRequest
+
+log = logging.getLogger(__name__)
 
 _ASKING = 0.1  # seconds between two polls of a background save
 
@@ -32,6 +38,7 @@ class WorkerLearner:
 
     def __init__(self, group: WorkerGroup, config: WorkerConfig, facts: LearnerFacts) -> None:
         self._group, self._config, self.facts = group, config, facts
+        self.flops = 0.0
 
     @classmethod
     async def launch(cls, cluster: Cluster, config: WorkerConfig, placement: Placement | None = None) -> Self:
@@ -53,7 +60,8 @@ class WorkerLearner:
 
     async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
         """See ``Learner``. 0 where untrained; where nothing is trained, every column is zeros, [N]."""
-        work = await compute(self._pack_trained, batch)
+        passes = len({"reference_logprobs"} & columns) + (top is not None) + bool(_of_forward(columns, top))
+        work = await compute(self._pack_trained, batch, passes)
         answers = await self._group.scatter("score", work.shards, frozenset(columns), top) if work.shards else []
         return await compute(_columns, work, answers, sorted(columns))
 
@@ -116,9 +124,11 @@ class WorkerLearner:
     async def close(self) -> None:
         await self._group.close()
 
-    def _pack_trained(self, batch: Batch) -> "_Work":
-        """Pack the sequences with trained tokens; the others need not be computed."""
-        return self._pack(batch, _none(batch), *trained_only(batch))
+    def _pack_trained(self, batch: Batch, passes: int) -> "_Work":
+        """Pack the sequences with trained tokens for a number of forward passes; the others need not be computed."""
+        work = self._pack(batch, _none(batch), *trained_only(batch))
+        self.flops += passes * self._needed(work)
+        return work
 
     def _pack_update(self, batch: Batch, loss: Loss) -> "_Work":
         """Pack the sequences that contribute to the gradient. Losses over groups get all members of each group with
@@ -126,7 +136,27 @@ class WorkerLearner:
         zero, balanced = _none(batch), self._config.learner.balance is not None
         if isinstance(loss, WeightedLoss) and not balanced and batch.rollout_logprobs is not None:
             zero = loss.zero_gradient(batch) & (batch.trained_per_sequence > 0)
-        return self._pack(batch, zero, *trained_only(batch, loss.unit == "group", zero), unit=loss.unit)
+        work = self._pack(batch, zero, *trained_only(batch, loss.unit == "group", zero), unit=loss.unit)
+        self.flops += self._needed(work, backward=True)
+        return work
+
+    def _needed(self, work: "_Work", backward: bool = False) -> float:
+        """Return the floating-point operations of a pass over the micro-batches of all ranks."""
+        if self._parts is None:
+            return 0.0
+        batches = [micro.batch for shard in work.shards for micro in shard]
+        return sum(self._parts.needed(batch.position, int(batch.trained.sum()), backward) for batch in batches)
+
+    @cached_property
+    def _parts(self) -> ModelFlops | None:
+        config = self._config
+        precision, trains, value = config.learner.computes_in, config.optimizer is not None, config.head == "value"
+        try:
+            built = build_whole(config.model, precision, trains, value, config.seed, torch.device("meta"))
+            return ModelFlops.of(built.model, value)
+        except Exception as error:  # of an architecture that can't be built without weights; it is only a measure
+            log.warning("the floating-point operations of this model can't be counted: %s", error)
+            return None
 
     def _pack(self, batch: Batch, zero: Tensor, part: Batch, kept: Tensor, unit: str = "token") -> "_Work":
         ranks = self._group.placement.shards
@@ -175,6 +205,11 @@ def trained_only(batch: Batch, whole_groups: bool = False, without: Tensor | Non
     if bool(trains.all()):
         return batch, torch.arange(len(batch))
     return batch.select(trains.nonzero().squeeze(1))
+
+
+def _of_forward(columns: set[str], top: Top | None) -> set[str]:
+    """Return the columns that the model itself gives, without the most likely tokens."""
+    return columns - {"reference_logprobs"} - ({"topk", "topk_ids"} if top is not None else set())
 
 
 def _none(batch: Batch) -> Tensor:

@@ -144,6 +144,7 @@ class LearnerWorker:
             self.config.learner.computes_in,
             self.progress.matmul_precision,
             str(self.device),
+            torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "",
             self.info.ranks,
             supports_forest(hf) or (supports_prefix_fork(hf) and self._keeps_states()),
             int(hf.get_text_config().vocab_size),

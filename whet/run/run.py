@@ -47,6 +47,7 @@ from whet.run.measures import batch_values, idle_shares, split_generation, throu
 from whet.run.policy import Policy
 from whet.run.recipe import Recipe
 from whet.run.signals import Stopped, StopRequest, stop_signals
+from whet.run.usage import Usage
 from whet.tasks.base import called
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ OnStep = Callable[[int, dict[str, Any]], object]  # a user's function of a step 
 _ACTIVITIES = {  # phases, in the words of messages
     "prepare": "preparing",
     "generate": "sampling",
+    "score": "computing log-probs",
     "learn": "learning",
     "publish": "publishing the weights",
     "evaluate": "evaluating",
@@ -136,6 +138,7 @@ class Run:
     store: CheckpointStore
     devices: Devices  # taken in turns where learners and generator share them
     sinks: OpenSinks
+    usage: Usage
     clock: Clock = field(default_factory=Clock)
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
@@ -192,7 +195,8 @@ class Run:
         """Return the batch of a step with all columns that its losses read: log-probs, values, advantages."""
         crash_point("step.generated")
         batch = await compute(self.policy.batch, groups)
-        self.metrics.merge(await self.recipe.algorithm.prepare(batch, groups, self.scorers))
+        async with self.phase("score"):
+            self.metrics.merge(await self.recipe.algorithm.prepare(batch, groups, self.scorers))
         return batch
 
     async def minibatches(self, batch: Batch, step: int) -> AsyncIterator[Batch]:
@@ -236,7 +240,7 @@ class Run:
                 await self.saving.finish()
         for name, seconds in self.clock.lap().items():  # the time since then belongs to this step, not to the next
             times[name] = times.get(name, 0.0) + seconds
-        self.sinks.write(step, times)
+        self.sinks.write(step, times | self.usage.spend(times["time/step"]))
         self.sinks.finish_step(step)
         log.info("step %d of %d took %s", step, steps, seconds_by_phase(times))
         if self.on_step is not None:
@@ -296,6 +300,8 @@ class Run:
         split_generation(lap, timing)
         self.pace.add(lap["time/step"], values.get("answer/tokens", values.get("learner/tokens", 0.0)))
         values |= batch_values(batch) | throughput(self.pace, self.recipe.steps - step)
+        flops = sum(learner.flops for learner in self.learners.values())
+        values |= self.usage.step(lap, flops, values["time/tokens_per_second"])
         self.sinks.write(step, values | lap)
         self.feed.check(step, values)
         return values, lap
@@ -358,6 +364,7 @@ async def open_run(
             store=store,
             devices=devices,
             sinks=sinks,
+            usage=Usage.of(recipe, folder, learners),
             stop=stop or StopRequest(),
             restarts=restarts or Restarts(),
         )

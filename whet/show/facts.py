@@ -167,6 +167,10 @@ class Summary:
     steps: int
     seconds: float  # of all steps, with their evaluations and checkpoints
     tokens_per_second: float | None  # the median
+    utilization: float | None  # the learner's model FLOPs utilization, the median
+    tflops: float | None  # of a learner's device, the median
+    device_hours: float | None
+    cost: float | None
     whole: Outcome  # on the run's held-out tasks
     losses: list[HeldOutLoss]  # before and after, for runs that learn from rows
     sets: dict[str, Outcome]  # per environment of a blend, and per additional set
@@ -175,11 +179,14 @@ class Summary:
     def of(cls, lines: Sequence[Mapping[str, Any]]) -> Self:
         """Summarise the lines of a metrics file (see ``read_metrics``)."""
         train = [line for line in lines if line.get("kind", "train") == "train"]
-        rates = sorted(line["time/tokens_per_second"] for line in train if line.get("time/tokens_per_second"))
         return cls(
             steps=max((line["step"] for line in train), default=0),
             seconds=sum(line.get("time/step") or 0.0 for line in train),
-            tokens_per_second=rates[len(rates) // 2] if rates else None,
+            tokens_per_second=_median(train, "time/tokens_per_second"),
+            utilization=_median(train, "time/learner/mfu"),
+            tflops=_median(train, "time/learner/tflops"),
+            device_hours=_largest(train, "time/device_hours"),
+            cost=_largest(train, "time/cost"),
             whole=Outcome.of(lines),
             losses=HeldOutLoss.of(lines),
             sets={name: Outcome.of(lines, name) for name in _sets(lines)},
@@ -192,6 +199,12 @@ class Summary:
             rows.append(("training time", duration(self.seconds)))
         if self.tokens_per_second:
             rows.append(("tokens per second", f"{show(self.tokens_per_second, 'count')} (median)"))
+        if self.tflops:
+            share = f", {show(self.utilization, 'percent')} of the peak" if self.utilization else ""
+            rows.append(("learner", f"{show(self.tflops)} TFLOP/s{share} (median)"))
+        if self.device_hours:
+            price = f", cost {self.cost:,.2f}" if self.cost is not None else ""
+            rows.append(("device-hours", f"{self.device_hours:,.2f}{price}"))
         return rows
 
 
@@ -207,6 +220,15 @@ def rollout_rows(record: RolloutRecord) -> tuple[Rows, Rows]:
     if record.mismatch is not None:
         more.append(("largest disagreement", show(record.mismatch)))
     return head, more
+
+
+def _median(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = sorted(line[key] for line in lines if line.get(key))
+    return values[len(values) // 2] if values else None
+
+
+def _largest(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    return max((line[key] for line in lines if key in line), default=None)
 
 
 def _sets(lines: Sequence[Mapping[str, Any]]) -> list[str]:

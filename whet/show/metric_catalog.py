@@ -68,6 +68,7 @@ CATALOG = (
     Entry("tokens/goodput", "tokens trained of those sampled", "goodput", "percent", plotted=False),
     Entry("idle/generator", "generator idle", "gen. idle", "percent", plotted=False),
     Entry("idle/learner", "learner waiting", "waiting", "percent", plotted=False),
+    Entry("time/learner/mfu", "model FLOPs utilization", "MFU", "percent", plotted=False),
     Entry("lr", "learning rate", "lr"),
 )
 ENTRIES = {entry.key: entry for entry in CATALOG}
@@ -110,6 +111,7 @@ def scores(lines: Iterable[Mapping[str, Any]]) -> list[Entry]:
 PHASES = {
     "generate": "#5b9cf5",
     "grade": "#e8b04b",
+    "score": "#6fc3df",
     "learn": "#a98bf0",
     "publish": "#4fc3a1",
     "evaluate": "#f08bb4",
