@@ -1,4 +1,4 @@
-"""The operations of a model are those that torch counts, for each kind of attention and mixture of experts."""
+"""A model's operations equal torch's count, for each kind of attention and mixture of experts."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ TOKENS = 24
 
 
 def counted(model, backward=False):
-    """What torch counts for one text: products with weights, and products of attention for every pair of tokens."""
+    """Return torch's count for one text: products with weights, and products of attention for every pair of tokens."""
     model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter:
         output = model(input_ids=torch.arange(TOKENS)[None], use_cache=False)
@@ -22,7 +22,7 @@ def counted(model, backward=False):
 
 
 def needed(flops, backward=False):
-    """Products with weights, and of attention if every token attended to every token."""
+    """Return the products with weights, and of attention if every token attended to every token."""
     position = torch.arange(TOKENS)
     without = ModelFlops(flops.body, flops.body_trained, flops.head, flops.head_trained, {})
     weights = without.needed(position, TOKENS, backward)
@@ -38,7 +38,7 @@ def test_dense_models_need_what_torch_counts(build, backward):
 
 
 def test_latent_attention_and_experts_need_what_torch_counts():
-    """torch counts no grouped products, which are those of the routed experts."""
+    """torch counts no grouped products, with which the routed experts are computed."""
     model = tiny.tiny_deepseek()
     config = model.config
     weights, attention = counted(model)
