@@ -1,4 +1,4 @@
-"""What a run used: counted per step, per device, and continued by a resumed run."""
+"""The use of devices is counted per step and per device, and continued by a resumed run."""
 
 from types import SimpleNamespace
 

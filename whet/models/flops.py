@@ -21,7 +21,7 @@ class ModelFlops:
     """Floating-point operations of the parts of a model."""
 
     body: float  # of a token in the forward pass, in products with weights other than the head's
-    body_trained: float  # those of them whose weights are trained
+    body_trained: float  # the part of it whose weights are trained
     head: float  # of a token whose log-prob or value is computed
     head_trained: float
     pair: dict[int | None, float]  # of a query with a key, over all layers with this window (None: no window)

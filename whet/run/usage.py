@@ -1,4 +1,4 @@
-"""What a run uses: operations of its learners beside the time and the peak of their devices, device-hours, cost."""
+"""The use of devices by a run: the learners' operations per second, device-hours, cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Usage:
     """The devices of a run, and what it has used so far. A device is a GPU; without GPUs it is the machine."""
 
     devices: int
-    learning: int  # those of them that learners compute on
+    learning: int  # the devices that learners compute on
     peak: float | None  # TFLOP/s of one of them, in the learner's precision
     cost: float | None  # of a device for an hour
     hours: float = 0.0  # of all devices
