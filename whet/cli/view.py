@@ -1,5 +1,6 @@
 """``whet view``: shows the answers of a run's model and their grades."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -16,10 +17,20 @@ def view(
     n: Annotated[int, typer.Option("-n", min=0, help="How many answers to show; 0 shows all.")] = 8,
     sort: Annotated[Sort, typer.Option("--sort", help="Sort by this, the largest first.")] = "order",
     only: Annotated[Only | None, typer.Option("--only", help="Show only answers with this grade or status.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="Write the timeline of steps and episodes to this file instead, for Perfetto."),
+    ] = None,
     html: Annotated[bool, typer.Option("--html", help="Write the run's report.html instead.")] = False,
 ) -> None:
     """Show the answers that were sampled in one step of a run."""
     folder = run_folder(run)
+    if trace is not None:
+        from whet.show.trace import write_trace
+
+        steps, episodes = write_trace(folder, trace)
+        print(f"written: {trace} ({steps} steps, {episodes} episodes); open it at https://ui.perfetto.dev")
+        return
     if html:
         from whet.show.report import write_report
 

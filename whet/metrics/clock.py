@@ -6,6 +6,7 @@ them and are reported separately, as the time in which at least one was open.
 """
 
 import asyncio
+import heapq
 import statistics
 import threading
 import time
@@ -18,6 +19,18 @@ _Caller = tuple[int, int]  # thread and task
 
 
 @dataclass(slots=True)
+class Played:
+    """When an episode was played, for the timeline of a run."""
+
+    name: str
+    lane: int  # the lowest number that no other episode had at the same time
+    began: float  # Unix time
+    seconds: float = 0.0
+    status: str = "cancelled"
+    tokens: int = 0  # sampled ones
+
+
+@dataclass(slots=True)
 class Timing:
     """Waiting times and losses of episodes, summed over all episodes (which overlap)."""
 
@@ -26,10 +39,13 @@ class Timing:
     generating: float = 0.0  # seconds
     grading: float = 0.0  # seconds
     sampling: float = 0.0  # seconds in which at least one episode waited for the running generator
+    played: list[Played] = field(default_factory=list)  # episodes that ended
     failures: Counter[str] = field(default_factory=Counter)  # failed attempts, by the kind of error
     lost: int = 0  # tokens that were sampled in failed attempts
     _open: int = 0  # episodes that wait for the generator now
     _resting: bool = False
+    _free_lanes: list[int] = field(default_factory=list)  # a heap
+    _lanes: int = 0
     _since: float | None = None  # last update of ``sampling``; None: no episode waits, or the generator is stopped
 
     @contextmanager
@@ -46,6 +62,20 @@ class Timing:
             self._open -= 1
             self._settle(now)
 
+    @contextmanager
+    def episode(self, name: str) -> Iterator[Played]:
+        """Record when an episode was played; the caller fills in its end."""
+        if not self._free_lanes:
+            heapq.heappush(self._free_lanes, self._lanes)
+            self._lanes += 1
+        played, began = Played(name, heapq.heappop(self._free_lanes), time.time()), time.perf_counter()
+        try:
+            yield played
+        finally:
+            played.seconds = time.perf_counter() - began
+            heapq.heappush(self._free_lanes, played.lane)
+            self.played.append(played)
+
     def rest(self, resting: bool) -> None:
         """Record that the generator stops, or continues."""
         self._resting = resting
@@ -58,7 +88,7 @@ class Timing:
         past = replace(self, passed=now - self.begun)
         self.begun = now
         self.generating = self.grading = self.sampling = 0.0
-        self.failures, self.lost = Counter(), 0
+        self.failures, self.lost, self.played = Counter(), 0, []
         return past
 
     def _settle(self, now: float) -> None:

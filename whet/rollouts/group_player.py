@@ -80,21 +80,23 @@ class GroupPlayer:
         self, task: Task, uid: str, sample: int, sampling: Sampling, ended: Callable[[], None]
     ) -> Episode:
         async with self._slots:
-            episode = await play(
-                self.environments,
-                task,
-                self.generator,
-                self.renderer,
-                sampling,
-                retries=self.config.retries,
-                retry_delay=self.config.retry_delay,
-                deadline=self.config.episode_deadline,
-                seed=derive_seed(self.seed, "rollout", uid, sample),
-                session=f"{uid}/{sample}",
-                timing=self.timing,
-                failures=self.failures,
-                endpoint=self.endpoint,
-            )
+            with self.timing.episode(f"{uid}/{sample}") as played:
+                episode = await play(
+                    self.environments,
+                    task,
+                    self.generator,
+                    self.renderer,
+                    sampling,
+                    retries=self.config.retries,
+                    retry_delay=self.config.retry_delay,
+                    deadline=self.config.episode_deadline,
+                    seed=derive_seed(self.seed, "rollout", uid, sample),
+                    session=f"{uid}/{sample}",
+                    timing=self.timing,
+                    failures=self.failures,
+                    endpoint=self.endpoint,
+                )
+                played.status, played.tokens = episode.status.value, episode.trained_tokens
         ended()
         return episode
 

@@ -34,6 +34,7 @@ from whet.metrics.clock import Clock, Pace
 from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
 from whet.metrics.sinks.jsonl import truncate_after
+from whet.metrics.timeline import write_played
 from whet.models.device import choose_device
 from whet.processes.compute import compute, run_computing
 from whet.processes.loop_thread import exit_forked_children
@@ -303,6 +304,7 @@ class Run:
         flops = sum(learner.flops for learner in self.learners.values())
         values |= self.usage.step(lap, flops, values["time/tokens_per_second"])
         self.sinks.write(step, values | lap)
+        write_played(self.folder, step, timing.played)
         self.feed.check(step, values)
         return values, lap
 

@@ -9,9 +9,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from whet.base.errors import DataError
 from whet.base.files import error_context, sync_folder, write_atomically
@@ -108,6 +109,18 @@ def truncate_after(path: Path, step: int) -> None:
 def without_time(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return the line without the values that differ between two identical runs."""
     return {name: value for name, value in line.items() if not name.startswith(("time/", "idle/"))}
+
+
+def finished_steps(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any], int]]:
+    """Yield each step of an open metrics file from its position on: the step, all its finite values, of training and
+    evaluation, and the position after it. Only one step is in memory. An incomplete last line ends it."""
+    lines = ((json.loads(line), file.tell()) for line in iter(file.readline, b"") if line.endswith(b"\n"))
+    for step, group in groupby(lines, key=lambda line: line[0]["step"]):
+        values, end = dict[str, Any](), 0
+        for line, position in group:
+            values |= {name: value for name, value in line.items() if value is not None and name not in RESERVED}
+            end = position
+        yield step, values, end
 
 
 def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:

@@ -14,7 +14,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from pydantic import Field
 from whet.base.files import write_atomically
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_path
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
-from whet.metrics.sinks.jsonl import FILE, RESERVED
+from whet.metrics.sinks.jsonl import FILE, finished_steps
 
 log = logging.getLogger(__name__)
 
@@ -145,15 +145,12 @@ class Follower(Sink):
         """Yield the steps up to ``until`` that were not sent, with all their metrics."""
         with (self._folder / FILE).open("rb") as file:
             file.seek(self._offset)
-            lines = ((file.tell(), json.loads(line)) for line in iter(file.readline, b"") if line.endswith(b"\n"))
-            for step, group in groupby(lines, key=lambda line: line[1]["step"]):
+            for step, values, end in finished_steps(file):
                 if step > until:
                     return
-                same = list(group)
-                values = {k: v for _, line in same for k, v in line.items() if v is not None and k not in RESERVED}
                 if step > self._sent and (plotted := numbers(values)):
                     yield step, plotted
-                self._offset = same[-1][0]
+                self._offset = end
 
     def _rollouts(self, step: int) -> list[list[Any]]:
         if not self._config.rollouts or not rollout_path(self._folder, step).exists():
