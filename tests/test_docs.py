@@ -18,6 +18,7 @@ from whet.cli.main import app, main
 from whet.config import load
 from whet.config.explain import explain
 from whet.config.issues import RecipeError
+from whet.pipeline.config import PipelineConfig
 from whet.prep.config import PrepConfig
 from whet.run.recipe import Recipe
 
@@ -176,6 +177,11 @@ def test_recipes_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         if text.startswith(("model:", "sources:")) and "\nsources:" in f"\n{text}":
             file.write_text(text)
             load(PrepConfig, file)
+            continue
+        if "\nstages:\n" in text:
+            file.write_text(text)
+            load(PipelineConfig, file)
+            load(PipelineConfig, file, profile="tiny")
             continue
         file.write_text(text if "extends" in YAML(typ="safe").load(text) else f"extends: quickstart\n{text}")
         load(Recipe, file)

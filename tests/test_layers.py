@@ -26,7 +26,7 @@ FLOORS = [
     {"run", "prep"},
     {"diagnose", "show"},
     {"watch"},
-    {"api"},
+    {"api", "pipeline"},
     {"cli", "recipes", "__main__", "__init__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

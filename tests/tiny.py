@@ -1,9 +1,8 @@
-"""A tiny tokenizer and tiny random models for tests: built in memory, no download, a function of the seed alone."""
+"""Tiny random models for tests: built in memory, no download, a function of the seed alone."""
 
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -16,7 +15,6 @@ from transformers import (
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
     Qwen3Config,
@@ -25,30 +23,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-VOCAB = 264  # 256 bytes and 3 special tokens, rounded up to a multiple of 8
+from whet.models.tiny import CHAT_TEMPLATE, SPECIAL, VOCAB, tiny_tokenizer, vocab_id
 
-
-def tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
-    """One token per byte, ChatML, ids below ``VOCAB``."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*alphabet, *SPECIAL])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        clean_up_tokenization_spaces=False,
-    )
-    wrapped.chat_template = chat_template
-    return wrapped
+__all__ = ["CHAT_TEMPLATE", "SPECIAL", "VOCAB", "tiny_tokenizer", "vocab_id"]
 
 
 def tiny_llama(
@@ -171,11 +148,6 @@ def _sizes(vocab: int, changes: dict[str, Any]) -> dict[str, Any]:
         "pad_token_id": vocab_id("<|endoftext|>") if eos < vocab else None,
     }
     return {**sizes, **changes}
-
-
-def vocab_id(special: str) -> int:
-    """The id of a special token of ``tiny_tokenizer``."""
-    return 256 + SPECIAL.index(special)
 
 
 def _build(kind: type[PreTrainedModel], config: Any, dtype: torch.dtype, seed: int) -> PreTrainedModel:

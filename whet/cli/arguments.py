@@ -24,6 +24,7 @@ class Session:
 
     debug: bool = False
     run: Path | None = None  # the run folder, once it is chosen
+    again: str = ""  # a command that continues the work, if it is not "whet resume" of the run
 
 
 def print_json(value: Any) -> None:

@@ -26,6 +26,7 @@ from whet.cli import (
     export,
     gym,
     lineage,
+    pipeline,
     plan,
     prep,
     recipes,
@@ -85,6 +86,7 @@ app.command("audit")(audit.audit)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
 app.command("prep")(prep.prep)
+app.command("pipeline")(pipeline.pipeline)
 app.command("runs")(runs.runs)
 app.command("lineage")(lineage.lineage)
 app.command("recipes")(recipes.recipes)
@@ -138,9 +140,9 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
         # CPython exits by the signal if an interrupt ended the exec of a string; another exec resets that.
         exec("")
         resume = f" Resume with: whet resume {session.run}" if session.run and session.run.exists() else ""
-        return _say(f"interrupted.{resume}{_report(session)}", INTERRUPTED)
+        return _say(f"interrupted.{resume}{_report(session)}{_again(session)}", INTERRUPTED)
     if isinstance(error, WhetError):
-        return _say(f"{error.label}: {error}{_where(error)}{_report(session)}", error.exit_code)
+        return _say(f"{error.label}: {error}{_where(error)}{_report(session)}{_again(session)}", error.exit_code)
     if hasattr(error, "format_message"):
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
@@ -175,6 +177,11 @@ def _report(session: Session) -> str:
     """Return the path of the report of a run that ended early."""
     path = session.run / "report.html" if session.run else None
     return f"\nReport so far: {path}" if path and path.exists() else ""
+
+
+def _again(session: Session) -> str:
+    """Return the command that continues work of several parts, if any has begun."""
+    return f"\nContinue with: {session.again}" if session.again else ""
 
 
 def _where(error: BaseException) -> str:

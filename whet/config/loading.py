@@ -42,24 +42,38 @@ class Loaded(Generic[C_co]):
     value: C_co
     origins: dict[str, str]  # dotted key of every leaf of the dump -> "quickstart.yaml:12", "override" or "default"
     path: Path  # the file that was named
+    tree: Node  # the merged settings, each with its origin
 
 
-def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), search: Path = RECIPES) -> Loaded[C]:
+def load(
+    root: type[C],
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    search: Path = RECIPES,
+    *,
+    profile: str | None = None,
+    settings: Node | None = None,
+) -> Loaded[C]:
     """Read, merge and validate a recipe.
 
     ``source`` is a YAML file, a run folder (its ``recipe.yaml``) or the name of a recipe in ``search``; ``overrides``
-    are ``key.path=value`` with a value in YAML. Raises RecipeError with all mistakes.
+    are ``key.path=value`` with a value in YAML. ``profile`` names an entry of the file's ``profiles``, whose settings
+    are merged over the others; ``settings`` is a part of another file that is merged next. Raises RecipeError with all
+    mistakes.
     """
     issues: list[ConfigIssue] = []
     path = find_recipe(source, search)
+    layers = _read_with_parents(path, search, issues, [])
+    layers += [*_profiles(layers, profile), *([] if settings is None else [settings])]
     tree: Node | None = None
-    for layer in [*_read_with_parents(path, search, issues, []), _read_overrides(overrides, issues)]:
+    for layer in [*layers, _read_overrides(overrides, issues)]:
         replaced = root.replaced_by(layer.children())
         tree = merge(Place(root), tree and tree.without((key,) for key in replaced), layer, issues)
     assert tree is not None
     try:
         value = root.from_values(tree.plain())
-        if inherited := _unused_inherited(value, tree, _display_path(path, search), issues):
+        files = [_display_path(path, search), *([] if settings is None else [settings.where.rpartition(":")[0]])]
+        if inherited := _unused_inherited(value, tree, files, issues):
             tree = tree.without(inherited)
             value = root.from_values(tree.plain())
     except ValidationError as error:
@@ -78,17 +92,17 @@ def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), searc
     origins = _origins(value, tree)
     for key, reason in implied.items():
         origins |= {leaf: reason for leaf in origins if f"{leaf}.".startswith(f"{key}.")}
-    return Loaded(value, origins, path)
+    return Loaded(value, origins, path, tree)
 
 
-def _unused_inherited(value: Config, tree: Node, file: str, issues: list[ConfigIssue]) -> list[TreePath]:
+def _unused_inherited(value: Config, tree: Node, files: list[str], issues: list[ConfigIssue]) -> list[TreePath]:
     """Return unused settings from parents, which are dropped, because a recipe does not choose all settings of its
-    parents. Unused settings in the recipe itself or in an override are added to ``issues``."""
+    parents. Unused settings in one of ``files`` or in an override are added to ``issues``."""
     inherited = []
     for key, why in value.unused().items():
         path = tuple(key.split("."))
         where = tree.find(path)[0].where
-        if where.startswith(("override ", f"{file}:")):
+        if where.startswith(("override ", *(f"{file}:" for file in files))):
             issues.append(ConfigIssue(key, where, why))
         else:
             inherited.append(path)
@@ -201,6 +215,18 @@ def _read_with_parents(path: Path, search: Path, issues: list[ConfigIssue], belo
         names = " -> ".join(_display_path(file, search) for file in [*chain, target])
         raise RecipeError([*issues, ConfigIssue("extends", parent.where, f"the parents form a cycle: {names}")])
     return [*_read_with_parents(target, search, issues, chain), node]
+
+
+def _profiles(layers: list[Node], name: str | None) -> list[Node]:
+    """Return the settings of a profile, of the parents first. Raises RecipeError if no file has the profile."""
+    if name is None:
+        return []
+    profiles = [node.children() for layer in layers if (node := layer.children().get("profiles")) is not None]
+    if chosen := [each[name] for each in profiles if name in each]:
+        return chosen
+    names = sorted({key for each in profiles for key in each})
+    message = f"no profile is called {name!r}.{did_you_mean(name, names)} Known: {', '.join(names) or 'none'}"
+    raise RecipeError([ConfigIssue("profiles", layers[-1].where, message)])
 
 
 def _read_overrides(overrides: Sequence[str], issues: list[ConfigIssue]) -> Node:

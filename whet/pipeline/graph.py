@@ -1,0 +1,325 @@
+"""The stages of a pipeline in the order of their references, each with its recipe. Everything that can be found wrong
+before a stage runs is collected here and reported with its file and line: unknown references, cycles, inputs of the
+wrong kind, settings that a recipe doesn't have, missing models and files."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from whet.base.errors import WhetError
+from whet.config import Config, ConfigIssue, Loaded, RecipeError, load
+from whet.config.base import within
+from whet.config.loading import find_recipe
+from whet.config.nearest import did_you_mean
+from whet.config.schema import UNTYPED, merge
+from whet.config.tree import DEFAULT, Node, from_plain
+from whet.data.files import data_files
+from whet.data.row_kinds import Conversation, Example, Preference, Scored
+from whet.data.rows import Rows
+from whet.fetch.model import check_model
+from whet.models.config import ModelConfig
+from whet.pipeline.config import (
+    STAGES,
+    Eval,
+    Export,
+    FromRecipe,
+    Kind,
+    PipelineConfig,
+    Prep,
+    RowsOfAnswers,
+    Stage,
+    Train,
+)
+from whet.prep.config import PrepConfig
+from whet.run.recipe import Recipe
+from whet.tasks.base import TaskSet
+
+_TARGETS = {"model": "model.path", "data": "data.path", "test_data": "data.test_path", "reward_model": "data.model"}
+_OUTPUTS = {"best", "last", "rollouts", "train", "validation", "test", "rows", "model"}
+_FORMS: dict[str, type[Example]] = {"pairs": Preference, "texts": Conversation, "scored": Scored}
+_CALLED = {"model": "a model", "reward model": "a reward model", "rows": "rows", "rollouts": "rollouts"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An output of a stage, as in ``sft.best``."""
+
+    stage: str
+    output: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}.{self.output}"
+
+
+@dataclass(slots=True)
+class Job:
+    """A stage with everything that is needed to run it."""
+
+    name: str
+    stage: Stage
+    inputs: dict[str, Reference | str]  # by name; a text is a path or the name of a model
+    value: Recipe | PrepConfig | None = None
+    settings: dict[str, Any] = field(default_factory=dict)  # dotted key -> value, of all that is not a default
+    paths: dict[str, str] = field(default_factory=dict)  # of the inputs, as a recipe or command names them
+
+    @property
+    def needs(self) -> list[str]:
+        """The jobs whose outputs it reads."""
+        return list(dict.fromkeys(each.stage for each in self.inputs.values() if isinstance(each, Reference)))
+
+    @property
+    def type(self) -> str:
+        """The ``type`` of the stage in the file."""
+        return next(name for name, path in STAGES.items() if path.endswith(f":{type(self.stage).__name__}"))
+
+
+def build(loaded: Loaded[PipelineConfig], folder: Path) -> dict[str, Job]:
+    """Return the jobs in an order in which each comes after the jobs that it needs. The checkpoint of a stage that
+    another one starts from is exported by a job with the name of the reference, as in ``sft.best``. ``folder``: an
+    absolute path. Raises ``RecipeError`` with all mistakes."""
+    return _Builder(loaded, folder).build()
+
+
+class _Builder:
+    def __init__(self, loaded: Loaded[PipelineConfig], folder: Path) -> None:
+        self.loaded, self.folder = loaded, folder
+        self.stages: dict[str, Stage] = dict(loaded.value.stages)
+        self.issues: list[ConfigIssue] = []
+
+    def build(self) -> dict[str, Job]:
+        jobs = {name: Job(name, stage, self._inputs(name, stage)) for name, stage in self.stages.items()}
+        self._raise()
+        exports = {str(ref): ref for job in jobs.values() for ref in self._checkpoints(job)}
+        jobs |= {name: Job(name, Export(model=name), {"model": ref}) for name, ref in exports.items()}
+        for job in jobs.values():
+            for key, ref in job.inputs.items():
+                if not isinstance(job.stage, Export) and str(ref) in exports:
+                    job.inputs[key] = Reference(str(ref), "model")
+        order = self._order(jobs)
+        for name in order:
+            self._load(jobs[name])
+        self._raise()
+        for name in order:
+            self._check(jobs[name], jobs)
+        self._raise()
+        return {name: jobs[name] for name in order}
+
+    def _raise(self) -> None:
+        if self.issues:
+            raise RecipeError(self.issues)
+
+    def _complain(self, name: str, key: str, message: str) -> None:
+        path = ("stages", name, *key.split("."))
+        self.issues.append(ConfigIssue(".".join(path), self.loaded.tree.find(path)[0].where, message))
+
+    # References
+
+    def _inputs(self, name: str, stage: Stage) -> dict[str, Reference | str]:
+        inputs: dict[str, Reference | str] = {}
+        for key, text in stage.given().items():
+            inputs[key] = text
+            try:
+                if (reference := self._reference(text)) is not None:
+                    inputs[key] = reference
+            except ValueError as error:
+                self._complain(name, key, str(error))
+        return inputs
+
+    def _reference(self, text: str) -> Reference | None:
+        """Return the reference that a text is, if any. Raises ``ValueError`` for one to nothing."""
+        if text in self.stages:
+            names = ", ".join(f"{text}.{output}" for output in self.stages[text].outputs)
+            raise ValueError(f"{text!r} is a stage; name one of its outputs: {names or 'it has none'}")
+        name, _, output = text.rpartition(".")
+        if name in self.stages:
+            outputs = self.stages[name].outputs
+            if output not in outputs:
+                raise ValueError(f"stage {name!r} has no output {output!r}.{did_you_mean(output, outputs)} "
+                                 f"Its outputs: {', '.join(outputs) or 'none'}")  # fmt: skip
+            return Reference(name, output)
+        if output in _OUTPUTS and re.fullmatch(r"[\w-]+", name):
+            raise ValueError(f"no stage is called {name!r}.{did_you_mean(name, self.stages)} "
+                             f"Stages: {', '.join(self.stages)}")  # fmt: skip
+        return None
+
+    def _checkpoints(self, job: Job) -> Iterable[Reference]:
+        """Yield the references to checkpoints, which the job can read only as exported models."""
+        for each in job.inputs.values():
+            if isinstance(each, Reference) and each.output in ("best", "last") and not isinstance(job.stage, Export):
+                yield each
+
+    def _order(self, jobs: Mapping[str, Job]) -> list[str]:
+        try:
+            return list(TopologicalSorter({name: job.needs for name, job in jobs.items()}).static_order())
+        except CycleError as error:
+            cycle = [name for name in reversed(error.args[1]) if name in self.stages]
+            shown = " needs ".join(cycle)
+            first = cycle[0]
+            key = next(key for key, ref in jobs[first].inputs.items() if str(ref).startswith(f"{cycle[1]}."))
+            self._complain(first, key, f"the stages form a cycle: {shown}")
+            raise RecipeError(self.issues) from None
+
+    # Recipes
+
+    def path(self, reference: Reference | str) -> str:
+        """Return the path or name by which a recipe names an input."""
+        if isinstance(reference, str):
+            return reference
+        stage = self.stages.get(reference.stage) or Export(model=reference.stage)
+        return stage.path(self.folder / reference.stage, reference.output)
+
+    def _load(self, job: Job) -> None:
+        options = job.stage.model_dump(
+            mode="json", exclude={"recipe", "settings", *job.stage.takes}, exclude_defaults=True
+        )
+        job.paths = {key: self.path(each) for key, each in job.inputs.items()}
+        job.settings = options | {key: self._portable(path) for key, path in job.paths.items()}
+        if not isinstance(job.stage, FromRecipe):
+            return
+        root: type[Config] = PrepConfig if isinstance(job.stage, Prep) else Recipe
+        changes = {self._target(key): path for key, path in job.paths.items()}
+        changes.pop("", None)
+        more: dict[str, Any] = {"model.revision": None} if "model" in job.inputs else {}
+        if isinstance(job.stage, Eval):
+            more["model.lora"] = None  # an exported model has its adapters merged
+        try:
+            result = self._load_with(job, root, changes | more)
+            if result and "data" in job.inputs and "test_data" not in job.inputs and self._of_recipe(result, job):
+                result = self._load_with(job, root, changes | more | {"data.test_path": None})
+        except RecipeError as error:
+            self.issues += [self._in_pipeline(job, issue) for issue in error.issues]
+            return
+        if result is None:
+            return
+        assert isinstance(result.value, Recipe | PrepConfig)
+        job.value, dump = result.value, from_plain(result.value.model_dump(mode="json"))
+        for path in dump.leaves():
+            key = ".".join(path)
+            if result.origins[key] != DEFAULT and key != "description":
+                job.settings[key] = self._portable(dump.find(path)[0].plain())
+
+    def _load_with(self, job: Job, root: type[Config], changes: Mapping[str, Any]) -> "Loaded[Any] | None":
+        """Load the recipe of a stage with its settings and ``changes``: dotted key -> value."""
+        assert isinstance(job.stage, FromRecipe)
+        around = self.loaded.tree.find(("stages", job.name))[0]
+        settings = around.children().get("settings", Node({}, DEFAULT))
+        layer = Node(settings.children(), around.where if settings.where == DEFAULT else settings.where)
+        for key, value in changes.items():
+            written = next((each for each in job.inputs if self._target(each) == key), "model")
+            node = from_plain(value, self.loaded.tree.find(("stages", job.name, *written.split(".")))[0].where)
+            for part in reversed(key.split(".")):
+                node = Node({part: node}, node.where)
+            layer = Node(merge(UNTYPED, layer, node, self.issues).value, layer.where)
+        recipe = job.stage.recipe
+        try:
+            near = self.loaded.path.parent / recipe
+            source = near if recipe.endswith((".yaml", ".yml")) or "/" in recipe else recipe
+            find_recipe(source)
+        except RecipeError as error:
+            for issue in error.issues:
+                self._complain(job.name, "recipe", f"{issue.where}: {issue.message}")
+            return None
+        return load(root, source, settings=layer)
+
+    @staticmethod
+    def _target(key: str) -> str:
+        """Return the setting of a recipe that an input sets; empty if it sets none."""
+        return f"algorithm.{key}.path" if key.startswith("teachers.") else _TARGETS.get(key, "")
+
+    @staticmethod
+    def _of_recipe(result: "Loaded[Any]", job: Job) -> bool:
+        """Return whether the recipe sets test rows, which don't belong to the rows of the stage."""
+        written = job.stage.settings.get("data") if isinstance(job.stage, FromRecipe) else None
+        in_stage = isinstance(written, dict) and "test_path" in written
+        return getattr(getattr(result.value, "data", None), "test_path", None) is not None and not in_stage
+
+    def _in_pipeline(self, job: Job, issue: ConfigIssue) -> ConfigIssue:
+        """Return a problem of a stage's recipe as one of the pipeline."""
+        inputs = {self._target(key): key for key in job.inputs}
+        key = inputs.get(issue.key, f"settings.{issue.key}" if issue.key else "settings")
+        where = issue.where
+        if where == DEFAULT:
+            where = self.loaded.tree.find(("stages", job.name, "recipe"))[0].where
+        return ConfigIssue(f"stages.{job.name}.{key}", where, issue.message)
+
+    def _portable(self, value: Any) -> Any:
+        """Return a setting without the folder of the pipeline, which may be moved."""
+        return value.replace(str(self.folder), ".") if isinstance(value, str) else value
+
+    # Checks
+
+    def _check(self, job: Job, jobs: Mapping[str, Job]) -> None:
+        for key, each in job.inputs.items():
+            if isinstance(each, Reference):
+                self._check_kind(job, key, each, jobs)
+            else:
+                self._check_there(job, key, each)
+        if isinstance(job.stage, Eval) and job.stage.against and not isinstance(_data(job), TaskSet):
+            self._complain(job.name, "against", "this recipe learns from rows, and only tasks compare two models")
+        for part in within(job.value):
+            if isinstance(part, ModelConfig) and not part.path.startswith(f"{self.folder}/"):
+                try:
+                    check_model(part.path)
+                except WhetError as error:
+                    given = next((key for key, each in job.inputs.items() if each == part.path), "recipe")
+                    self._complain(job.name, given, str(error))
+
+    def _check_kind(self, job: Job, key: str, reference: Reference, jobs: Mapping[str, Job]) -> None:
+        source = jobs[reference.stage]
+        takes, kind = job.stage.takes[key.partition(".")[0]], _kind(source, reference.output, jobs)
+        if isinstance(job.stage, Export) and not isinstance(source.stage, Train):
+            if job.name in self.stages:
+                self._complain(job.name, key, f"export takes a checkpoint of a train stage, and {reference} is a model")
+        elif kind not in takes:
+            written = job.stage.given()[key]
+            self._complain(
+                job.name, key, f"{written} is {_CALLED[kind]}; expected {' or '.join(_CALLED[each] for each in takes)}"
+            )
+        elif kind == "rows":
+            self._check_rows(job, key, reference, source)
+
+    def _check_rows(self, job: Job, key: str, reference: Reference, source: Job) -> None:
+        if isinstance(source.value, PrepConfig):
+            if reference.output != "train" and not getattr(source.value, reference.output):
+                message = f"stage {source.name!r} has {reference.output} = 0, so it writes no {reference.output} rows"
+                self._complain(job.name, key, message)
+            kind = next(iter(source.value.sources.values())).rows.kind
+        else:
+            assert isinstance(source.stage, RowsOfAnswers)
+            kind = _FORMS[source.stage.form]
+        data = _data(job)
+        if isinstance(data, Rows) and kind.fields != data.kind.fields:
+            fields = [", ".join(each) for each in (kind.fields, data.kind.fields)]
+            self._complain(job.name, key, f"{reference} holds rows of {fields[0]}; the recipe reads {fields[1]}")
+
+    def _check_there(self, job: Job, key: str, text: str) -> None:
+        """Complain if a file or folder that an input names doesn't exist. Models of recipes are checked elsewhere."""
+        if key in ("data", "test_data") and not text.startswith(("hf:", "http://", "https://")):
+            try:
+                missing = [file for file in data_files(text) if not file.exists()]
+            except WhetError as error:
+                self._complain(job.name, key, str(error))
+                return
+            if missing:
+                self._complain(job.name, key, f"{missing[0]} does not exist")
+        runs = key == "rollouts" or isinstance(job.stage, Export)
+        if runs and not (Path(text) / "recipe.yaml").is_file():
+            self._complain(job.name, key, f"{text!r} is neither an output of a stage nor a run folder")
+        if (key == "reward_model" or key == "against") and "/" not in text and not Path(text).is_dir():
+            self._complain(job.name, key, f"the folder {text!r} does not exist")
+
+
+def _data(job: Job) -> Any:
+    return job.value.data if isinstance(job.value, Recipe) else None
+
+
+def _kind(source: Job, output: str, jobs: Mapping[str, Job]) -> Kind:
+    """Return the kind of an output: of a checkpoint, by the algorithm that trained it."""
+    if isinstance(source.stage, Export) and isinstance(origin := source.inputs["model"], Reference):
+        return _kind(jobs[origin.stage], origin.output, jobs)
+    if isinstance(source.stage, Train) and output != "rollouts" and isinstance(source.value, Recipe):
+        return "reward model" if source.value.algorithm.main_role == "reward_model" else "model"
+    return source.stage.outputs[output]

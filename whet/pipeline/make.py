@@ -1,0 +1,29 @@
+"""The process of a stage that is not a command of ``whet``:
+
+python -m whet.pipeline.make rows RUN OUT FORM       the graded answers of a run as rows
+python -m whet.pipeline.make random_model OUT SEED   a tiny model of random weights
+"""
+
+import sys
+from pathlib import Path
+
+from whet.base.errors import WhetError
+
+
+def main(words: list[str]) -> None:
+    if words[0] == "rows":
+        from whet.prep.rollouts import Form, write_rows
+
+        form: Form = next(form for form in Form.__args__ if form == words[3])  # type: ignore[attr-defined]
+        print(write_rows(Path(words[1]), Path(words[2]), form))
+        return
+    from whet.models.tiny import save_tiny_model
+
+    save_tiny_model(Path(words[1]), seed=int(words[2]))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except WhetError as error:
+        sys.exit(f"error: {error}")
