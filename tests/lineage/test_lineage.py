@@ -23,11 +23,12 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     for words in (
         ["prep", f"{folder}/blend.yaml", "--out", f"{folder}/prepared"],
         ["train", f"{folder}/sft.yaml", "--folder", f"{folder}/runs/first"],
-        ["export", f"{folder}/runs/first", "--out", f"{folder}/models/first"],
+        ["export", f"{folder}/runs/first", "--out", f"{folder}/models/first", "--name", "first"],
         ["train", f"{folder}/sft.yaml", f"model={folder}/models/first", "--folder", f"{folder}/runs/second"],
     ):
-        done = whet(*words)
+        done = whet(*words, WHET_ARTIFACTS=f"{folder}/artifacts")
         assert done.returncode == 0, done.stderr
+        assert ("registered: artifact:first:v1" in done.stdout) == ("--name" in words)
     return folder
 
 
@@ -92,6 +93,22 @@ def test_a_changed_or_missing_file_is_named(made: Path, tmp_path: Path) -> None:
         f"counting: {raw} was changed since the prep read it",
     ]
     assert f"{tmp_path}/copy/config.json is missing" in checked.stderr
+
+
+def test_an_artifact_is_a_target_and_named_in_the_tree(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHET_ARTIFACTS", f"{made}/artifacts")
+    assert lines("artifact:first:latest")[0] == f"export {made}/models/first, step 1 (first:v1)"
+    wrong = whet("lineage", "artifact:first:v2")
+    assert wrong.returncode == 2
+    assert "first has no version 'v2'; it has v1, and 'latest'" in wrong.stderr
+
+
+def test_the_card_of_a_model_has_its_history(made: Path) -> None:
+    card = (made / "models" / "first" / "README.md").read_text()
+    history = card.partition("## Lineage")[2].partition("## Use")[0]
+    assert "from the run `first`, seed 0: `whet train" in history
+    assert "- data.path: `train-*.jsonl` (1 file, sha256:" in history
+    assert "- counting: `raw.jsonl` (MIT, 1 file, sha256:" in history
 
 
 def test_a_wrong_target_is_one_line(tmp_path: Path) -> None:

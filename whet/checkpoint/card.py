@@ -1,10 +1,12 @@
 """The README.md of an exported model: its origin, its evaluation, and how to load it. The text is in
 ``card.md.jinja``."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from whet.checkpoint.store import Checkpoint
+from whet.lineage.record import Record
 from whet.metrics.sinks.jsonl import FILE as METRICS
 from whet.metrics.sinks.jsonl import read_metrics
 
@@ -13,7 +15,9 @@ _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _ORIGIN = {"policy": "Trained from", "adapter": "A LoRA adapter for", "reward model": "A reward model trained from"}
 
 
-def model_card(run: Path, recipe: dict[str, Any], checkpoint: Checkpoint, base: str, dtype: str, kind: Kind) -> str:
+def model_card(
+    run: Path, recipe: dict[str, Any], checkpoint: Checkpoint, base: str, dtype: str, kind: Kind, lineage: Record
+) -> str:
     """Return Markdown with the front matter that the Hugging Face Hub reads. ``recipe`` is the run's, as plain data."""
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -22,6 +26,7 @@ def model_card(run: Path, recipe: dict[str, Any], checkpoint: Checkpoint, base: 
         library_name="peft" if kind == "adapter" else "transformers",
         pipeline_tag="text-classification" if kind == "reward model" else "text-generation",
         tags=["whet"],
+        datasets=sorted(set(_hub_data(lineage))) or None,
     )
     facts = {
         "run": run.resolve().name,
@@ -41,8 +46,40 @@ def model_card(run: Path, recipe: dict[str, Any], checkpoint: Checkpoint, base: 
         facts=facts,
         measured=_measured(run, checkpoint.step),
         kind=kind,
+        lineage=list(_origins(lineage, 0)),
     )
     return f"{card}\n"
+
+
+def _hub_data(lineage: Record) -> Iterator[str]:
+    """Yield the data sets of the Hugging Face Hub in a history."""
+    for record in lineage.history():
+        for source in record.inputs:
+            if source.name.startswith("hf:"):
+                yield source.name.split(":")[1].partition("@")[0]
+
+
+def _origins(record: Record, depth: int) -> Iterator[str]:
+    """Yield the history as a nested list in Markdown. Folders of this machine are left out of the names."""
+    for source in record.inputs:
+        facts = [source.licence, f"commit {source.revision}" if source.maker is None and source.revision else ""]
+        count = len(source.files)
+        facts += [f"{count} file{'s' if count > 1 else ''}, {source.digest}" if count else ""]
+        about = ", ".join(fact for fact in facts if fact)
+        yield f"{'  ' * depth}- {source.setting}: `{_name(source.name)}`{f' ({about})' if about else ''}"
+        if (maker := source.maker) is not None:
+            seed = f", seed {maker.seed}" if maker.seed is not None else ""
+            command = f": `{maker.sessions[0].command}`" if maker.sessions else ""
+            yield f"{'  ' * (depth + 1)}- from the {maker.kind} `{Path(maker.folder).name}`{seed}{command}"
+            yield from _origins(maker, depth + 2)
+
+
+def _name(path: str) -> str:
+    """
+    >>> _name("/home/me/data/train-*.jsonl"), _name("hf:openai/gsm8k:main:train"), _name("Qwen/Qwen3-0.6B")
+    ('train-*.jsonl', 'hf:openai/gsm8k:main:train', 'Qwen/Qwen3-0.6B')
+    """
+    return Path(path).name if Path(path).is_absolute() else path
 
 
 def _measured(run: Path, step: int) -> dict[str, tuple[float | None, float]] | None:

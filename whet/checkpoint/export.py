@@ -4,6 +4,7 @@ The run's recipe names the base model, the checkpoint has the trained weights; L
 adapter. A reward model becomes a sequence classifier. The folder is written completely or not at all.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,21 @@ from whet.checkpoint.card import Kind, model_card
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.policy import load_policy
 from whet.checkpoint.reward_model import ROLE, choose_padding, load_reward_model
-from whet.checkpoint.store import Checkpoint, CheckpointStore, Which
+from whet.checkpoint.store import CheckpointStore, Which
 from whet.config import parse_mapping
 from whet.lineage.exports import note_export, of_export, with_files
+from whet.lineage.record import Record
 
 if TYPE_CHECKING:
     from whet.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The result of an export."""
+
+    step: int  # of the checkpoint
+    lineage: Record
 
 
 def export(
@@ -30,8 +40,8 @@ def export(
     adapter_only: bool = False,
     dtype: FileDtype | None = None,
     force: bool = False,
-) -> Checkpoint:
-    """Write the policy or reward model of a run's checkpoint to the folder ``out``; return the checkpoint.
+) -> Exported:
+    """Write the policy or reward model of a run's checkpoint to the folder ``out``.
 
     ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is the base model's by default. Raises
     ``ConfigError`` if ``out`` is a file, or a nonempty folder without ``force``, ``CheckpointError`` if there is no
@@ -62,11 +72,12 @@ def export(
             model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
         saved_as = _write_model(model, config, staging, adapter_only, dtype)
         kind: Kind = "reward model" if judges else "adapter" if adapter_only else "policy"
-        card = model_card(run, recipe, checkpoint, config.path, saved_as, kind)
+        card = model_card(run, recipe, checkpoint, config.path, saved_as, kind, lineage)
         (staging / "README.md").write_text(card, encoding="utf-8")
-        with_files(lineage, staging).write(staging)
+        lineage = with_files(lineage, staging)
+        lineage.write(staging)
     note_export(run, out)
-    return checkpoint
+    return Exported(checkpoint.step, lineage)
 
 
 def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only: bool, dtype: FileDtype | None) -> str:

@@ -22,11 +22,18 @@ def export(
     dtype: Annotated[
         FileDtype | None, typer.Option("--dtype", help="Precision of the weights, instead of the base model's.")
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Make it the next version of an artifact, to use as artifact:NAME:latest."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the contents of the folder.")] = False,
 ) -> None:
     """Write a run's model, or reward model, as a folder that transformers can load."""
     from whet.base.errors import ConfigError
+    from whet.fetch.artifacts import PREFIX, check_name, register
 
+    if name is not None:
+        check_name(name)
     if step not in (None, "best", "latest") and not step.isdecimal():
         raise ConfigError(f"--step {step}: expected a whole number, 'best' or 'latest'")
     folder = run_folder(run)
@@ -34,5 +41,7 @@ def export(
     from whet.checkpoint.export import export as write
 
     which = int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step)
-    write(folder, out, which, adapter_only=adapter, dtype=dtype, force=force)
+    lineage = write(folder, out, which, adapter_only=adapter, dtype=dtype, force=force).lineage
     print(f"written: {out}")
+    if name is not None:
+        print(f"registered: {PREFIX}{register(name, out, lineage.outputs)}")

@@ -23,13 +23,14 @@ def lineage(
 ) -> None:
     """Draw what a run or a model was made from, back to raw files, and what was made from it."""
     from whet.base.escaping import escape_controls
+    from whet.fetch.artifacts import PREFIX, artifact_folder
     from whet.lineage.graph import records_near, target_record
     from whet.show.heartbeat import Heartbeat
     from whet.show.lineage import as_json as as_values
     from whet.show.lineage import print_lineage, problems_of
 
     with Heartbeat(f"reading the files of {target}", sys.stderr):
-        record = target_record(Path(target))
+        record = target_record(artifact_folder(target) if target.startswith(PREFIX) else Path(target))
         near = records_near(record, within or ())
         problems = problems_of(record)
     if as_json:

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from whet.chat.template_file import ChatTemplate
 from whet.models.config import ModelConfig
 
 COLUMNS = frozenset({"topk_ids", "teacher_logprobs", "teacher_token_logprobs"})
@@ -18,5 +19,5 @@ class Teacher(ModelConfig):
     """Teachers have no adapters."""
     weight: float = Field(1.0, gt=0)
     """The teacher's share if several are mixed."""
-    chat_template: str | None = None
-    """Replaces the model's chat template, if the teacher has another tokenizer than the student."""
+    chat_template: ChatTemplate | None = None
+    """Replaces the model's chat template by a text or a file, if the teacher has another tokenizer than the student."""

@@ -7,11 +7,26 @@ from pathlib import Path
 
 from whet.base.errors import WhetError
 from whet.fetch import smollm2
+from whet.fetch.artifacts import PREFIX, artifact_folder
 
 log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _PROBE_SECONDS = 5.0
+
+
+def absolute_path(path: str) -> str:
+    """Return a folder or the folder of an artifact as an absolute path, because a run may be resumed or exported from
+    another working folder; other names unchanged. For the validators of settings: raises ``ValueError``."""
+    try:
+        folder = _local(path)
+    except WhetError as error:
+        raise ValueError(str(error)) from None
+    return str(folder.resolve()) if folder.is_dir() else path
+
+
+def _local(path: str) -> Path:
+    return artifact_folder(path) if path.startswith(PREFIX) else Path(path).expanduser()
 
 
 def fetch_model(path: str, revision: str | None = None, *, with_code: bool = False, with_weights: bool = True) -> Path:
@@ -23,7 +38,7 @@ def fetch_model(path: str, revision: str | None = None, *, with_code: bool = Fal
     check_model(path)
     if path == smollm2.NAME:
         return smollm2.smollm2_folder()
-    folder = Path(path).expanduser()
+    folder = _local(path)
     if folder.is_dir():
         return folder
     code, weights = ["*.py"] if with_code else [], ["*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -32,7 +47,7 @@ def fetch_model(path: str, revision: str | None = None, *, with_code: bool = Fal
 
 def check_model(path: str) -> None:
     """Raise ``WhetError`` if the model is unavailable. Uses no network."""
-    folder = Path(path).expanduser()
+    folder = _local(path)
     if path == smollm2.NAME:
         smollm2.check_available()
     elif folder.is_dir():

@@ -1,6 +1,5 @@
 """The settings of a model and of LoRA. Separate from the loading, so that a recipe is read without torch."""
 
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -9,7 +8,7 @@ from whet.base.extras import require
 from whet.config import Config
 from whet.config.base import within
 from whet.fetch import smollm2
-from whet.fetch.model import check_model
+from whet.fetch.model import absolute_path, check_model
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionKernel = Literal["blocks", "flex", "varlen"]
@@ -35,8 +34,8 @@ class LoraSettings(Config):
 
 
 class ModelConfig(Config):
-    """The model's weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, or an id on the Hugging Face
-    Hub."""
+    """The model's weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, an id on the Hugging Face Hub,
+    or an artifact of ``whet export --name``, as in ``artifact:policy:latest``."""
 
     bare: ClassVar = "path"
 
@@ -55,9 +54,7 @@ class ModelConfig(Config):
     @field_validator("path")
     @classmethod
     def _absolute(cls, path: str) -> str:
-        """Return an absolute path, because a run may be resumed or exported from another working folder."""
-        folder = Path(path).expanduser()
-        return str(folder.resolve()) if folder.is_dir() else path
+        return absolute_path(path)
 
 
 def check_models(config: Config) -> None:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from whet.chat.template_file import ChatTemplate
 from whet.config import Component, Config
 from whet.data.registry import ROWS
 from whet.data.rows import FileRows
@@ -44,6 +45,8 @@ class PrepConfig(Config):
     model: ModelConfig | None = None
     """The model whose tokenizer and chat template rows must fit. None: rows are not rendered, and lengths not
     checked."""
+    chat_template: ChatTemplate | None = None
+    """Replaces the model's chat template, as in a recipe."""
     sources: dict[Name, Source] = Field(min_length=1)
     """The origins of the rows by name; each row of the output has the name in its field ``source``."""
     duplicates: Literal["drop", "drop_questions", "drop_near", "keep"] = "drop"

@@ -110,7 +110,7 @@ def _renderer(config: "PrepConfig") -> "Renderer | None":
     from whet.chat.renderer import Renderer
     from whet.models.loading import load_tokenizer
 
-    return Renderer(load_tokenizer(config.model))
+    return Renderer(load_tokenizer(config.model), config.chat_template)
 
 
 def _read(

@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from whet.algorithms.base import Algorithm, OnlineAlgorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.base.errors import ConfigError
+from whet.chat.template_file import ChatTemplate
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, DevicesConfig
 from whet.cluster.registry import CLUSTERS
@@ -64,8 +65,9 @@ class Recipe(Config):
     """The method that turns rollouts or rows into gradients."""
     data: Annotated[Data, Component(TASK_SETS | ROWS)]
     """Tasks that are answered, or rows that are learned from: a built-in name or the dotted path of a class."""
-    chat_template: str | None = None
-    """Replaces the model's own chat template; ``plain`` is a built-in one for models that have none."""
+    chat_template: ChatTemplate | None = None
+    """Replaces the model's own chat template: its text or a file (``.jinja``); ``plain`` is a built-in one for models
+    that have none."""
     template_arguments: dict[str, JsonValue] = Field(default={})
     """Variables of the chat template, as in ``{enable_thinking: false}``."""
     tools_as_text: bool = False

@@ -10,10 +10,11 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from whet.base.escaping import escape_controls
+from whet.fetch.artifacts import names_of
 from whet.lineage.graph import made_from
 from whet.lineage.record import Input, Record
 
-_MOST_PROBLEMS = 3  # that are listed below each input
+_MOST_PROBLEMS = 3  # that are listed in one place
 
 
 def as_json(target: Record, near: Sequence[Record]) -> dict[str, Any]:
@@ -44,7 +45,8 @@ def print_lineage(target: Record, near: Sequence[Record], console: Console | Non
 def _title(record: Record) -> str:
     step = f", step {record.step}" if record.step is not None else ""
     seed = f", seed {record.seed}" if record.seed is not None else ""
-    title = f"[bold]{record.kind}[/] {_shown(record.folder)}{step}{seed}"
+    names = ", ".join(names_of(Path(record.folder))) if record.kind == "export" else ""
+    title = f"[bold]{record.kind}[/] {_shown(record.folder)}{step}{seed}{f' ({_safe(names)})' if names else ''}"
     for number, session in enumerate(record.sessions):
         commit = f", commit {session.commit[:10]}" if session.commit else ""
         when = f"{session.began[:16].replace('T', ' ')}{', resumed' if number else ''}{commit}: {session.command}"
@@ -53,17 +55,19 @@ def _title(record: Record) -> str:
 
 
 def _add_inputs(tree: Tree, record: Record) -> None:
-    for line in record.changed_outputs():
-        tree.add(f"[red]{_safe(line)}[/]")
+    _add_problems(tree, record.changed_outputs())
     for source in record.inputs:
         branch = tree.add(_describe(source))
-        problems = source.problems(record.kind)
-        for line in problems[:_MOST_PROBLEMS]:
-            branch.add(f"[red]{_safe(line)}[/]")
-        if len(problems) > _MOST_PROBLEMS:
-            branch.add(f"[red]and {len(problems) - _MOST_PROBLEMS} more[/]")
+        _add_problems(branch, source.problems(record.kind))
         if source.maker is not None:
             _add_inputs(branch.add(_title(source.maker)), source.maker)
+
+
+def _add_problems(tree: Tree, lines: Sequence[str]) -> None:
+    for line in lines[:_MOST_PROBLEMS]:
+        tree.add(f"[red]{_safe(line)}[/]")
+    if len(lines) > _MOST_PROBLEMS:
+        tree.add(f"[red]and {len(lines) - _MOST_PROBLEMS} more[/]")
 
 
 def _describe(source: Input) -> str:
@@ -79,8 +83,7 @@ def _add_made(tree: Tree, target: Record, near: Sequence[Record], above: list[Re
     for record in made_from(target, near):
         if not any(record.same(each) for each in above):
             branch = tree.add(_title(record))
-            for line in record.changed_outputs():
-                branch.add(f"[red]{_safe(line)}[/]")
+            _add_problems(branch, record.changed_outputs())
             _add_made(branch, record, near, [*above, record])
 
 

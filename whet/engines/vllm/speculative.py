@@ -4,9 +4,10 @@ own sampling (Leviathan et al., arXiv 2211.17192). The samples have the model's 
 from abc import ABC, abstractmethod
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from whet.config import Config
+from whet.fetch.model import absolute_path
 
 
 class Speculative(Config, ABC):
@@ -44,7 +45,12 @@ class Draft(Speculative):
     guesses are accepted."""
 
     model: str = Field(min_length=1)
-    """The draft model's folder, or its name on the Hub."""
+    """The draft model's folder, its name on the Hub, or an artifact."""
+
+    @field_validator("model")
+    @classmethod
+    def _absolute(cls, model: str) -> str:
+        return absolute_path(model)
 
     def settings(self) -> dict[str, Any]:
         return {"method": "draft_model", "model": self.model, "draft_load_config": {"load_format": "auto"}}

@@ -5,12 +5,12 @@ set's own grader. Each part is logged as a score, and ``correct`` is the grader'
 the reward model shows there.
 """
 
-from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
 from whet.core.types import Message, Task
+from whet.fetch.model import absolute_path
 from whet.tasks.base import Environment, Environments, Observation, Step, called, finite
 from whet.tasks.preference.reward_model_process import CutScore, RewardModelClient, RewardModelProcess
 from whet.tasks.wrapped import Rewarded
@@ -22,7 +22,8 @@ class RewardModelTasks(Rewarded):
     rewarded_by: ClassVar[str] = "a reward model"
 
     model: str
-    """A folder that ``whet export`` wrote, or a decoder with a linear head to one label on the Hugging Face Hub."""
+    """A folder or an artifact that ``whet export`` wrote, or a decoder with a linear head to one label on the Hugging
+    Face Hub."""
     revision: str | None = None
     """Branch, tag or commit of a Hub id."""
     scale: float = 1.0
@@ -36,9 +37,7 @@ class RewardModelTasks(Rewarded):
     @field_validator("model")
     @classmethod
     def _absolute(cls, model: str) -> str:
-        """Return a folder as an absolute path, because a run may be resumed from another working folder."""
-        folder = Path(model).expanduser()
-        return str(folder.resolve()) if folder.is_dir() else model
+        return absolute_path(model)
 
     def open(self) -> "RewardedEnvironments":
         return RewardedEnvironments(self)
