@@ -10,9 +10,10 @@ from whet.lineage.record import Record
 from whet.metrics.sinks.jsonl import FILE as METRICS
 from whet.metrics.sinks.jsonl import read_metrics
 
-Kind = Literal["policy", "adapter", "reward model"]
+Kind = Literal["policy", "adapter", "reward model", "gguf"]
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _ORIGIN = {"policy": "Trained from", "adapter": "A LoRA adapter for", "reward model": "A reward model trained from"}
+_ORIGIN["gguf"] = _ORIGIN["policy"]
 
 
 def model_card(
@@ -23,7 +24,7 @@ def model_card(
 
     data = ModelCardData(
         base_model=base if "/" in base and not Path(base).expanduser().exists() else None,
-        library_name="peft" if kind == "adapter" else "transformers",
+        library_name={"adapter": "peft", "gguf": "gguf"}.get(kind, "transformers"),
         pipeline_tag="text-classification" if kind == "reward model" else "text-generation",
         tags=["whet"],
         datasets=sorted(set(_hub_data(lineage))) or None,

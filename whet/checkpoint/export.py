@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from whet.base.dtype import FileDtype, torch_dtype
 from whet.base.errors import ConfigError, WhetError
-from whet.base.files import replacing
+from whet.base.extras import require
+from whet.base.files import remove, replacing
 from whet.checkpoint.card import Kind, model_card
 from whet.checkpoint.config import CheckpointConfig
+from whet.checkpoint.gguf_file import GgufType, check_gguf, write_gguf
 from whet.checkpoint.policy import load_policy
 from whet.checkpoint.reward_model import ROLE, choose_padding, load_reward_model
 from whet.checkpoint.store import CheckpointStore, Which
@@ -39,11 +41,13 @@ def export(
     *,
     adapter_only: bool = False,
     dtype: FileDtype | None = None,
+    gguf: GgufType | None = None,
     force: bool = False,
 ) -> Exported:
     """Write the policy or reward model of a run's checkpoint to the folder ``out``.
 
-    ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is the base model's by default. Raises
+    ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is the base model's by default. ``gguf``
+    writes one GGUF file with matrices of this type instead of transformers' files. Raises
     ``ConfigError`` if ``out`` is a file, or a nonempty folder without ``force``, ``CheckpointError`` if there is no
     such intact checkpoint.
     """
@@ -63,6 +67,8 @@ def export(
             f"{run} trained a reward model, whose head is not in the adapter; export it without --adapter"
         )
 
+    if gguf is not None:
+        _check_gguf(run, config, judges or adapter_only, dtype)
     lineage = of_export(run, checkpoint.folder, checkpoint.step, out)
     with replacing(out) as staging:
         staging.mkdir()
@@ -70,14 +76,37 @@ def export(
         model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config)
         if padding is not None:
             model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
-        saved_as = _write_model(model, config, staging, adapter_only, dtype)
+        saved_as = _write_model(model, config, staging, adapter_only, "float32" if gguf else dtype)
         kind: Kind = "reward model" if judges else "adapter" if adapter_only else "policy"
+        if gguf is not None:
+            saved_as, kind = gguf, "gguf"
+            _replace_by_gguf(staging, gguf, out.name)
         card = model_card(run, recipe, checkpoint, config.path, saved_as, kind, lineage)
         (staging / "README.md").write_text(card, encoding="utf-8")
         lineage = with_files(lineage, staging)
         lineage.write(staging)
     note_export(run, out)
     return Exported(checkpoint.step, lineage)
+
+
+def _check_gguf(run: Path, config: "ModelConfig", other: bool, dtype: FileDtype | None) -> None:
+    """Raise ``ConfigError`` before weights are loaded, if they can't become a GGUF file."""
+    from whet.models.loading import load_model_config
+
+    if other:
+        raise ConfigError(f"{run}: a GGUF file holds a whole policy, no reward model or adapter; leave out --gguf")
+    if dtype is not None:
+        raise ConfigError("--gguf names the type of the weights itself; leave out --dtype")
+    require("quickstart", "--gguf", "gguf")
+    check_gguf(load_model_config(config))
+
+
+def _replace_by_gguf(staging: Path, kind: GgufType, name: str) -> None:
+    """Replace transformers' files, in full precision, by one GGUF file."""
+    files = list(staging.iterdir())
+    write_gguf(staging, staging / f"model-{kind}.gguf", kind, name)
+    for file in files:
+        remove(file)
 
 
 def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only: bool, dtype: FileDtype | None) -> str:

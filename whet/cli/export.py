@@ -6,6 +6,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from whet.base.dtype import FileDtype
+from whet.checkpoint.gguf_file import GgufType
 from whet.cli.arguments import RunArgument, run_folder
 
 
@@ -21,6 +22,10 @@ def export(
     adapter: Annotated[bool, typer.Option("--adapter", help="Write only the LoRA adapter, not merged.")] = False,
     dtype: Annotated[
         FileDtype | None, typer.Option("--dtype", help="Precision of the weights, instead of the base model's.")
+    ] = None,
+    gguf: Annotated[
+        GgufType | None,
+        typer.Option("--gguf", help="Write one GGUF file, as llama.cpp reads, with matrices of this type."),
     ] = None,
     name: Annotated[
         str | None,
@@ -41,7 +46,7 @@ def export(
     from whet.checkpoint.export import export as write
 
     which = int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step)
-    lineage = write(folder, out, which, adapter_only=adapter, dtype=dtype, force=force).lineage
+    lineage = write(folder, out, which, adapter_only=adapter, dtype=dtype, gguf=gguf, force=force).lineage
     print(f"written: {out}")
     if name is not None:
         print(f"registered: {PREFIX}{register(name, out, lineage.outputs)}")
