@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from whet.metrics.clock import Clock, Pace
+from whet.metrics.clock import Clock, Pace, Timing
 
 
 class Time:
@@ -133,3 +133,17 @@ def test_one_slow_step_changes_neither_throughput_nor_time_left():
     assert pace.tokens_per_second() == 500
     assert pace.eta(10) == 20
     assert pace.eta(-1) == 0
+
+
+def test_episodes_that_overlap_have_different_lanes_and_a_free_lane_is_taken_again():
+    timing = Timing()
+    with timing.episode("a") as a:
+        with timing.episode("b") as b:
+            assert (a.lane, b.lane) == (0, 1)
+        with timing.episode("c") as c:
+            assert c.lane == 1
+            c.status, c.tokens = "completed", 3
+    played = timing.lap().played
+    assert [(one.name, one.status) for one in played] == [("b", "cancelled"), ("c", "completed"), ("a", "cancelled")]
+    assert played[2].seconds >= played[1].seconds >= 0
+    assert timing.played == []

@@ -100,6 +100,14 @@ class Learner(Scorer, WeightSource, Tenant, Protocol):
         """Restore exactly what ``save`` wrote. Raises ``WhetError`` if the files belong to another model."""
         ...
 
+    async def begin_profile(self, micro_batches: int) -> None:
+        """Begin to record the first rank's computations; see ``ProfileConfig``."""
+        ...
+
+    async def end_profile(self, path: Path) -> None:
+        """Write the record to a file ``*.json.gz``."""
+        ...
+
     async def close(self) -> None:
         """Shut down the workers and free memory."""
         ...

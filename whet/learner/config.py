@@ -1,7 +1,7 @@
 """The settings of a learner: precision and memory, and the optimizer. Imports no torch: recipes are read with this."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,16 @@ OUTPUTS: dict[Head, frozenset[Output]] = {
     "value": frozenset({"values"}),
 }
 """The columns that a model can give, by head."""
+
+
+class ProfileConfig(Config):
+    """Steps whose computations in the main learner torch.profiler records, into ``profile/`` of the run folder."""
+
+    steps: tuple[Annotated[int, Field(ge=1)], ...] = Field((), max_length=10)
+    """The steps, counted from 1."""
+    micro_batches: int = Field(4, ge=1, le=64)
+    """Micro-batches that are recorded of scoring, and of learning, in each of the steps: a file grows with every
+    operation."""
 
 
 class LearnerConfig(Config):

@@ -121,6 +121,12 @@ class WorkerLearner:
     async def wake(self, new_weights: bool = False) -> None:
         await self._group.call("wake")
 
+    async def begin_profile(self, micro_batches: int) -> None:
+        await self._group.call("begin_profile", micro_batches)
+
+    async def end_profile(self, path: Path) -> None:
+        await self._group.call("end_profile", path)
+
     async def close(self) -> None:
         await self._group.close()
 

@@ -40,6 +40,7 @@ from whet.learner.optimizer import (
 )
 from whet.learner.passes import forward, forward_backward
 from whet.learner.precision import choose_matmul_precision
+from whet.learner.profiler import Profiler
 from whet.learner.skipping import SkippedStep, first_not_finite
 from whet.learner.state import LearnerState, Progress
 from whet.losses.base import Loss
@@ -114,6 +115,7 @@ class LearnerWorker:
         self.state = LearnerState(
             self.module, self.optimizer, Progress(self._set_matmul_precision()), config.learner, self.ranks
         )
+        self.profiler: Profiler | None = None
         self.balance: Balance | None = None
         if self.trains and config.head == "language" and config.learner.balance is not None:
             self.balance = Balance(self.module, config.learner.balance, self.ranks)
@@ -289,6 +291,19 @@ class LearnerWorker:
             results.append({"loss": float(total), "gradient_norm": float(norm), "not_finite": not_finite})
         return results
 
+    # Profile
+
+    def begin_profile(self, micro_batches: int) -> None:
+        """Record the computations of the first rank."""
+        if self.info.rank == 0:
+            self.profiler = Profiler(micro_batches, self.optimizer, self.device)
+
+    def end_profile(self, path: Path | None = None) -> None:
+        """Write the profile, or drop it."""
+        profiler, self.profiler = self.profiler, None
+        if profiler is not None:
+            profiler.end(path)
+
     # Room on the device
 
     def sleep(self) -> None:
@@ -308,6 +323,7 @@ class LearnerWorker:
 
     def close(self) -> None:
         """Free everything large, and leave the process groups."""
+        self.end_profile()
         self.weights.close()
         del self.module, self.reference, self.optimizer, self.state, self.weights
         if self.ranks is not None:

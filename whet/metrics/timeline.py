@@ -15,7 +15,7 @@ FILE = "episodes.jsonl"
 
 def write_played(folder: Path, step: int, played: Iterable[Played]) -> None:
     """Append the episodes that ended in a step."""
-    if lines := "".join(json.dumps({"step": step} | asdict(one)) + "\n" for one in played):
+    if lines := "".join(json.dumps({"step": step} | asdict(episode)) + "\n" for episode in played):
         append(folder / FILE, lines)
 
 

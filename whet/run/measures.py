@@ -1,7 +1,17 @@
-"""Measures of a step that come from its clock and its batch rather than from a loss: shares of time, throughput."""
+"""Measures of a step that come from its clock and its batch rather than from a loss: shares of time, throughput, and a
+profile of the learner."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from whet.core.batch import Batch
+from whet.learner.base import Learner
+from whet.learner.config import ProfileConfig
 from whet.metrics.clock import Pace, Timing
+
+log = logging.getLogger(__name__)
 
 
 def split_generation(lap: dict[str, float], timing: Timing) -> None:
@@ -36,3 +46,16 @@ def batch_values(batch: Batch) -> dict[str, float]:
 def throughput(pace: Pace, steps_left: int) -> dict[str, float]:
     """Return tokens per second and seconds to go, from the last steps."""
     return {"time/tokens_per_second": pace.tokens_per_second(), "time/eta": pace.eta(steps_left) or 0.0}
+
+
+@asynccontextmanager
+async def profiled(config: ProfileConfig, learner: Learner, folder: Path, step: int) -> AsyncIterator[None]:
+    """Profile the learner inside the block, if the settings name the step."""
+    if step not in config.steps:
+        yield
+        return
+    await learner.begin_profile(config.micro_batches)
+    yield
+    path = folder / "profile" / f"step-{step:06d}.json.gz"
+    await learner.end_profile(path)
+    log.info("the profile of step %d is in %s; open it at https://ui.perfetto.dev", step, path)

@@ -20,7 +20,7 @@ from whet.data.registry import ROWS
 from whet.data.rows import Rows
 from whet.engines.config import GeneratorConfig
 from whet.engines.registry import GENERATORS, GONE
-from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.config import LearnerConfig, OptimizerConfig, ProfileConfig
 from whet.losses.composite import PolicyLoss
 from whet.losses.off_policy import TIS
 from whet.metrics.sinks import SinkConfig
@@ -90,6 +90,8 @@ class Recipe(Config):
     """The engine that samples."""
     weights: WeightSyncConfig = WeightSyncConfig()
     """The transfer of new weights to the generator, and the proof of their arrival."""
+    profile: ProfileConfig = ProfileConfig()
+    """Steps that torch.profiler records."""
     validation: ValidationConfig = ValidationConfig()
     """The checks of graders before a run trains on their rewards."""
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -143,6 +145,8 @@ class Recipe(Config):
             yield from self.generator.problems(self.cluster, self.devices)
             yield from self._problems_of_replay()
         yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)
+        if self.steps and (late := [step for step in self.profile.steps if step > self.steps]):
+            yield f"profile.steps names step {late[0]}, but the run has {self.steps} steps"
         if self.algorithm.weighting == "constant" and isinstance(self.data, Rows) and self.data.longest is None:
             yield "algorithm.weighting = constant divides by the longest row there may be; set data.max_tokens"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from whet.losses.off_policy import mismatch_metrics
 from whet.processes.compute import compute
+from whet.run.measures import profiled
 
 if TYPE_CHECKING:
     from whet.run.run import Run
@@ -23,7 +24,8 @@ async def train(run: "Run") -> None:
         for step in range(run.start, run.recipe.steps):
             async with run.phase("generate", "generation"):
                 groups = await run.source.next_groups()
-            async with run.phase("learn", "learning", new_weights=True):
+            profile = profiled(run.recipe.profile, run.learners[algorithm.main_role], run.folder, step + 1)
+            async with run.phase("learn", "learning", new_weights=True), profile:
                 batch = await run.prepare(groups)
                 start = batch  # with the old log-probs: from scoring or, when on policy, from the first update
                 async for minibatch in run.minibatches(batch, step):

@@ -22,6 +22,7 @@ def idle(recipe: "Recipe") -> Iterator[tuple[str, str]]:
         (recipe.optimizer.schedule != "constant", "optimizer.min_lr_ratio", "optimizer.schedule is linear or cosine"),
         (recipe.parallel.tensor > 1, "parallel.sequence_parallel", "parallel.tensor is more than 1"),
         (recipe.devices.placement == "colocated", "devices.deadline", "devices.placement = colocated"),
+        (bool(recipe.profile.steps), "profile.micro_batches", "profile.steps names steps"),
     ]
     if isinstance(recipe.algorithm, OnlineAlgorithm):
         budget, longest = sampling.thinking_budget, sampling.max_new_tokens
