@@ -23,7 +23,7 @@ FLOORS = [
     {"rollouts", "endpoint", "learner", "weights", "checkpoint"},
     {"distillation"},
     {"algorithms"},
-    {"run", "prep"},
+    {"run", "prep", "launch"},
     {"diagnose", "show"},
     {"watch"},
     {"api", "pipeline"},

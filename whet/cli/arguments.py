@@ -25,6 +25,7 @@ class Session:
     debug: bool = False
     run: Path | None = None  # the run folder, once it is chosen
     again: str = ""  # a command that continues the work, if it is not "whet resume" of the run
+    words: tuple[str, ...] = ()  # of the command line
 
 
 def print_json(value: Any) -> None:

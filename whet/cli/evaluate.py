@@ -1,5 +1,6 @@
-"""``whet eval``: scores a run's model, or any model, on a recipe's tasks."""
+"""``whet eval``: scores runs, models and endpoints on a recipe's tasks or on benchmarks."""
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,17 +10,26 @@ import typer
 from whet.cli.arguments import AsJson, Overrides, print_json
 
 if TYPE_CHECKING:
-    from whet.run.evaluate import Report
+    from whet.run.evaluate import EvaluationSet
     from whet.run.recipe import Recipe
+    from whet.run.scores import Report
+
+_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(?<!\.yaml)(?<!\.yml)")  # of the Hugging Face Hub
+_FOR_MODELS = ("sampling.max_prompt_tokens=2048", "sampling.max_new_tokens=2048", "evaluation.temperature=0")
 
 
 def evaluate(
     target: Annotated[
-        str, typer.Argument(metavar="RUN|RECIPE", help="Run folder (its best or newest checkpoint) or a recipe.")
+        str,
+        typer.Argument(
+            metavar="RUN|RECIPE|MODEL|URL",
+            help="Run folder (its best or newest checkpoint), a recipe, a model (folder or Hub id) or an endpoint "
+            "(http://HOST:PORT/v1#MODEL).",
+        ),
     ],
     overrides: Overrides = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Model to score instead: a run, a folder or a Hub id.")
+        str | None, typer.Option("--model", help="Model to score instead: a run, a folder, a Hub id or an endpoint.")
     ] = None,
     against: Annotated[
         str | None,
@@ -27,52 +37,73 @@ def evaluate(
             "--against", help="Score a second model on the same tasks; print the difference with its interval."
         ),
     ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--on", help="Sets to score on, instead of the recipe's tasks: benchmarks, task sets; as in gsm8k,aime24."
+        ),
+    ] = None,
     split: Annotated[
         Literal["test", "train"] | None, typer.Option("--split", help="Split to score on, instead of the recipe's.")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first tasks.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first tasks of each set.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Answers per task.")] = None,
     temperature: Annotated[
         float | None, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0 is greedy.")
     ] = None,
+    key_env: Annotated[
+        str, typer.Option("--key-env", help="Environment variable with the key of an endpoint.")
+    ] = "OPENAI_API_KEY",
     as_json: AsJson = False,
 ) -> None:
-    """Score a model on the tasks, or the held-out rows, of a run or recipe."""
-    from whet.config import load
-    from whet.run.recipe import Recipe
+    """Score a model on tasks, held-out rows or benchmarks. For example: whet eval Qwen/Qwen3-0.6B --on gsm8k"""
+    from whet.base.errors import ConfigError
+    from whet.show.evaluation import as_values, print_reports
     from whet.show.heartbeat import Heartbeat
     from whet.tasks.base import TaskSet
 
-    settings = load(Recipe, target, overrides or []).value
+    settings = _settings(target, overrides or [])
     options = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if not isinstance(settings.data, TaskSet):
+    if not on and not isinstance(settings.data, TaskSet):
         for_tasks = {"--model": model, "--against": against, "--samples": samples, "--temperature": temperature}
         with Heartbeat(f"evaluating {target}", sys.stderr):
             refused = [name for name, value in for_tasks.items() if value is not None]
             values = _rows(settings, changes, refused, run_of(target))
         evaluated = changes.get("split", settings.evaluation.split)
-        _show(f"{target}: {values['n']:.0f} rows of the {evaluated} split", values, [], as_json)
+        _show_rows(f"{target}: {values['n']:.0f} rows of the {evaluated} split", values, as_json)
         return
+    if not on and _is_model(target):
+        raise ConfigError(f"{target} is a model, and a model has no tasks: name sets, as in --on gsm8k")
+    settings = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update=changes)})
+    config = settings.evaluation
+    if config.samples > 1 and config.temperature == 0:
+        raise ConfigError(
+            f"{config.samples} answers at temperature 0 are {config.samples} times the same one: add --temperature 1"
+        )
+    names = [name for words in on or () for name in words.split(",") if name]
+    sets = {name: _set(name, settings, split) for name in names}
 
-    def measure(name: str) -> "Report":
-        from whet.run.evaluate import evaluate as score
+    def measure(name: str) -> "dict[str, Report]":
+        from whet.processes.compute import run_computing
+        from whet.run.evaluate import EvaluationSet, evaluate_model, evaluate_on
+        from whet.run.remote_model import parse_address
 
-        run = run_of(name)
+        run, address = run_of(name), parse_address(name, key_env) if _is_url(name) else None
         recipe = settings if run is None or name == target else with_model_of(settings, run)
-        return score(recipe, model=None if run or name == target else name, run=run, **changes)
+        other = None if run or address or (name == target and not _is_model(target)) else name
+        if address is None and not sets:
+            return {"": run_computing(evaluate_model(recipe, model=other, run=run))}
+        own = {"": EvaluationSet(data=settings.taskset, split=config.split, limit=config.limit)}
+        return run_computing(evaluate_on(recipe, sets or own, model=other, run=run, address=address))
 
     with Heartbeat(f"evaluating {model or target}", sys.stderr):
-        report = measure(model or target)
-        other = measure(against) if against is not None else None
-    measures = _measures(report.metrics())
-    lines = [f"accuracy {report.accuracy:.1%}, 95% interval {report.low:.1%} to {report.high:.1%} (over tasks)"]
-    if other is not None:
-        difference = report.compare(other)
-        measures |= {f"against/{name}": value for name, value in _measures(other.metrics()).items()} | difference
-        points, low, high = (100 * difference[name] for name in ("difference", "difference_low", "difference_high"))
-        lines.append(f"against {against}: {points:+.1f} points, 95% interval {low:+.1f} to {high:+.1f} (same tasks)")
-    _show(f"{model or target}: {report.n} tasks, {report.samples} per task", measures, lines, as_json)
+        reports = measure(model or target)
+        others = measure(against) if against is not None else None
+    if as_json:
+        print_json(as_values(model or target, reports, against, others))
+    else:
+        print_reports(model or target, reports, against, others)
 
 
 def run_of(name: str) -> Path | None:
@@ -90,6 +121,49 @@ def with_model_of(settings: "Recipe", run: Path) -> "Recipe":
     return settings.model_copy(update={name: getattr(recipe, name) for name in parts})
 
 
+def _is_url(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+def _is_model(name: str) -> bool:
+    """Return whether a target is a model, not a run or a recipe."""
+    from whet.fetch.smollm2 import NAME
+
+    here = Path(name)
+    return (
+        name == NAME
+        or _is_url(name)
+        or (here / "config.json").is_file()
+        or (not here.exists() and bool(_MODEL_ID.fullmatch(name)))
+    )
+
+
+def _settings(target: str, overrides: list[str]) -> "Recipe":
+    """Return the recipe of a target; for a model, one with room for long answers."""
+    from whet.config import load
+    from whet.run.recipe import Recipe
+
+    if run_of(target) is not None or not _is_model(target):
+        return load(Recipe, target, overrides).value
+    of_model = [] if _is_url(target) else [f"model={target}"]
+    return load(Recipe, "quickstart", [*of_model, *_FOR_MODELS, *overrides]).value
+
+
+def _set(name: str, settings: "Recipe", split: Literal["test", "train"] | None) -> "EvaluationSet":
+    """Return a set by its name: one of the recipe's ``evaluation.sets``, a benchmark or a task set."""
+    from whet.cli.targets import recipe_of
+    from whet.run.evaluate import EvaluationSet
+    from whet.tasks.benchmarks import BENCHMARKS, benchmark
+    from whet.tasks.registry import TASK_SETS
+
+    limit = settings.evaluation.limit
+    if name in settings.evaluation.sets:
+        return settings.evaluation.sets[name].model_copy(update={"limit": limit} if limit else {})
+    if name not in BENCHMARKS and (name in TASK_SETS or ":" in name):
+        return EvaluationSet(data=recipe_of(name, []).taskset, split=split or "test", limit=limit)
+    return EvaluationSet(data=benchmark(name), split="train", limit=limit)
+
+
 def _rows(settings: "Recipe", changes: dict[str, Any], refused: list[str], run: Path | None) -> dict[str, float]:
     """Score a model on held-out rows by the loss that training minimises."""
     from whet.base.errors import ConfigError
@@ -98,29 +172,18 @@ def _rows(settings: "Recipe", changes: dict[str, Any], refused: list[str], run: 
 
     if refused:
         raise ConfigError(
-            f"{refused[0]}: this recipe learns from rows, so its evaluation samples no answers; leave the option out"
+            f"{refused[0]}: this recipe learns from rows, so its evaluation samples no answers; leave the option out, "
+            "or name sets of tasks with --on"
         )
     evaluation = settings.evaluation.model_copy(update=changes)
-    return _measures(run_computing(measure_rows(settings.model_copy(update={"evaluation": evaluation}), run)))
-
-
-def _measures(values: dict[str, float]) -> dict[str, float]:
+    values = run_computing(measure_rows(settings.model_copy(update={"evaluation": evaluation}), run))
     return {name.removeprefix("evaluation/"): value for name, value in values.items()}
 
 
-def _show(title: str, measures: dict[str, float], lines: list[str], as_json: bool) -> None:
+def _show_rows(title: str, measures: dict[str, float], as_json: bool) -> None:
+    from whet.show.evaluation import print_measures
+
     if as_json:
         print_json(measures)
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    print(title)  # not the table's title, which rich wraps to the table's width
-    table = Table()
-    table.add_column("measure")
-    table.add_column("value", justify="right")
-    for name, value in measures.items():
-        table.add_row(name, f"{value:.4g}")
-    Console().print(table)
-    for line in lines:
-        print(line)
+    else:
+        print_measures(title, measures)

@@ -39,6 +39,7 @@ from whet.cli import (
     watch,
 )
 from whet.cli.arguments import Session
+from whet.cli.launching import launchable
 from whet.processes.machine import keep_freed_memory
 from whet.processes.sentinel import endings_are_errors
 
@@ -72,9 +73,9 @@ def whet(
     """Sharpen a language model after pretraining. Start with: whet train quickstart"""
 
 
-app.command("train")(train.train)
-app.command("resume")(train.resume)
-app.command("eval")(evaluate.evaluate)
+app.command("train")(launchable(train.train, train.train_job))
+app.command("resume")(launchable(train.resume, train.resume_job))
+app.command("eval")(launchable(evaluate.evaluate))
 app.command("show")(show.show)
 app.command("validate")(validate.validate)
 app.command("gym")(gym.gym)
@@ -85,8 +86,8 @@ app.command("serve")(serve.serve)
 app.command("audit")(audit.audit)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
-app.command("prep")(prep.prep)
-app.command("pipeline")(pipeline.pipeline)
+app.command("prep")(launchable(prep.prep))
+app.command("pipeline")(launchable(pipeline.pipeline))
 app.command("runs")(runs.runs)
 app.command("lineage")(lineage.lineage)
 app.command("recipes")(recipes.recipes)
@@ -98,6 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
     # --debug may be anywhere, so that it can be appended to a command that failed.
     session = Session(debug="--debug" in words)
     words = [word for word in words if word != "--debug"]
+    session.words = tuple(words)
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
     elif words == ["version"]:

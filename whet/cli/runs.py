@@ -17,7 +17,7 @@ def runs(
 ) -> None:
     """List the runs of a folder (by default runs/), or compare two: whet runs compare runs/a runs/b"""
     from whet.base.errors import ConfigError
-    from whet.show.runs import RunState, compare, find_runs, print_comparison, print_runs
+    from whet.show.runs import RunState, compare, list_runs, print_comparison, print_runs
 
     words = list(runs or [Path("runs")])
     if words[0] == Path("compare"):
@@ -34,6 +34,6 @@ def runs(
             f"whet runs takes one folder of runs, and was given {len(words)}; to compare: whet runs compare A B"
         )
     if as_json:
-        print_json([RunState.of(folder).as_json() for folder in find_runs(words[0])])
+        print_json(list_runs(words[0]))
     else:
         print_runs(words[0])

@@ -1,12 +1,16 @@
 """``whet train`` and ``whet resume``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from whet.cli.arguments import Overrides, RecipeArgument, RunArgument, run_folder
+from whet.cli.launching import Request
 from whet.run.signals import StopRequest
+
+if TYPE_CHECKING:
+    from whet.launch.job import Job
 
 
 def train(
@@ -51,3 +55,35 @@ def resume(context: typer.Context, run: RunArgument, overrides: Overrides = None
         return runs.resume(context.obj.run, overrides or [], stop)
 
     print(f"finished: {finished(f'resuming {context.obj.run}', context.obj.run, begin)}")
+
+
+def train_job(request: Request, recipe: str, overrides: list[str] | None = None, folder: Path | None = None) -> "Job":
+    """Return the job of ``whet train``: it trains the recipe that is kept with the run, or resumes the run if it has
+    begun."""
+    from whet.config import dump_yaml, load
+    from whet.launch.job import next_folder
+    from whet.launch.scripts import sent_recipe
+    from whet.run.folder import check_free, new_folder
+    from whet.run.recipe import Recipe
+
+    loaded = load(Recipe, recipe, overrides or [])
+    run = folder or new_folder(name=loaded.path.stem)
+    check_free(run)
+    there = request.profile.path_there(run)
+    return request.job(
+        run,
+        sent=("train", sent_recipe(request.profile, next_folder(run.absolute())), "--folder", there),
+        again=("resume", there),
+        recipe=dump_yaml(loaded.value),
+        trains=True,
+        saves=loaded.value.checkpoints.before is None,
+    )
+
+
+def resume_job(request: Request, run: Path, overrides: list[str] | None = None) -> "Job":
+    """Return the job of ``whet resume``. A run on a file system that this machine does not see is not checked."""
+    if not request.profile.sees_folder:
+        return request.job(Path("runs") / run.name, trains=True)
+    sent = ("resume", str(run_folder(run).absolute()), *(overrides or []))
+    before = any(word.startswith("checkpoints.before=") for word in sent)
+    return request.job(run, sent=sent, trains=True, saves=not before)

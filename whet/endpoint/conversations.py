@@ -106,7 +106,7 @@ class Conversations:
         if free:
             return max(free, key=lambda branch: len(branch.messages))
         if not branches:
-            return Session(self.recording)
+            return self.recording.begin()
         closest = max(branches, key=lambda branch: branch.common_prefix_length(messages, tools))
         return closest.branch(messages, tools)
 

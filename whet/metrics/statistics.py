@@ -1,12 +1,15 @@
 """Statistics of accuracies: intervals, tests and unbiased estimates. Pure functions of counts and outcomes."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from statistics import NormalDist, fmean
 
 import numpy as np
 
 from whet.base.seeds import derive_seed
+
+_SUBSETS = 200  # random subsets of samples for maj@k
 
 
 def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -57,6 +60,40 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     for i in range(n - correct + 1, n + 1):
         miss *= max(0, i - k) / i
     return 1.0 - miss
+
+
+def majority_at_k(
+    answers: Sequence[str | None], correct: Sequence[bool], k: int, share: float = 0.0, seed: int = 0
+) -> float:
+    """Return the probability that the most frequent of ``k`` answers to a task is correct and has at least a ``share``
+    of the ``k`` votes.
+
+    ``answers`` are texts that are equal for equal answers; None is a sample without an answer, which votes for nothing.
+    Among several most frequent answers each is chosen with the same probability. For ``k`` below the number of samples
+    this is the mean over 200 random subsets.
+
+    >>> majority_at_k(["4", "4", "5", None], [True, True, False, False], 4)
+    1.0
+    >>> majority_at_k(["4", "4", "5", None], [True, True, False, False], 4, share=0.75)
+    0.0
+    """
+    n = len(answers)
+    if not 1 <= k <= n or len(correct) != n:
+        raise ValueError(f"maj@k needs 1 <= k <= n samples, got n={n}, {k=} and {len(correct)} outcomes")
+    right = {answer for answer, is_right in zip(answers, correct, strict=True) if is_right and answer is not None}
+
+    def outcome(votes: Sequence[str | None]) -> float:
+        counts = Counter(vote for vote in votes if vote is not None)
+        most = max(counts.values(), default=0)
+        if most == 0 or most < share * k:
+            return 0.0
+        first = [answer for answer, count in counts.items() if count == most]
+        return sum(answer in right for answer in first) / len(first)
+
+    if k == n:
+        return outcome(answers)
+    random = np.random.default_rng(derive_seed("majority_at_k", seed))
+    return fmean(outcome([answers[i] for i in random.choice(n, size=k, replace=False)]) for _ in range(_SUBSETS))
 
 
 def paired_difference(

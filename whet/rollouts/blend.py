@@ -72,6 +72,9 @@ class Blend(TaskSet):
     def gold(self, task: Task) -> Answer | None:
         return self.of[task.environment].taskset.gold(_without_prefix(task))
 
+    def stated(self, task: Task, answer: str) -> str | None:
+        return self.of[task.environment].taskset.stated(_without_prefix(task), answer)
+
     def open(self) -> "BlendedEnvironments":
         return BlendedEnvironments(self)
 

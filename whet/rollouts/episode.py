@@ -17,7 +17,7 @@ from whet.metrics.clock import Timing
 from whet.processes.loop_thread import format_error
 from whet.rollouts.failures import Failures, is_mistake
 from whet.rollouts.sampling import Sampling
-from whet.rollouts.session import LimitReached, Recording, Session
+from whet.rollouts.session import LimitReached, Recording
 from whet.tasks.base import Environment, Environments, Program, Step, checked_score
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ async def play(
     timing: Timing,
     failures: Failures,
     endpoint: "Endpoint | None" = None,
+    record: type[Recording] = Recording,
 ) -> Episode:
     """Play an episode with ``run_episode``, or with ``run_program`` through the endpoint. After an infrastructure
     failure it is played again from the start, with the same seed. An attempt that takes longer than ``deadline``
@@ -48,7 +49,7 @@ async def play(
     without tokens whose status is failed. Errors of the run itself are raised."""
     reason = ""
     for attempt in range(retries + 1):
-        recording = Recording(generator, renderer, sampling, session, seed, timing)
+        recording = record(generator, renderer, sampling, session, seed, timing)
         limit = asyncio.timeout(deadline)
         try:
             async with limit:
@@ -79,7 +80,7 @@ async def play(
 async def run_episode(environment: Environment, recording: Recording) -> Episode:
     """Play one episode to its end. Raises errors of the environment and the generator; always closes the
     environment."""
-    session, where = Session(recording), f"of episode {recording.name}"
+    session, where = recording.begin(), f"of episode {recording.name}"
     episode = Episode([], usage=recording.usage)
     try:
         observation = await environment.start()

@@ -69,6 +69,10 @@ class Recording:
     shortens: bool = True  # messages between two replies; a program's messages are never shortened
     started: float = field(default_factory=time.monotonic)
 
+    def begin(self) -> "Session":
+        """Return a new branch."""
+        return Session(self)
+
     @contextlib.asynccontextmanager
     async def clock(self) -> AsyncIterator[None]:
         """Raise ``LimitReached`` in the block when the episode's time is up."""

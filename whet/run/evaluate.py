@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,12 +18,13 @@ from whet.core.content import in_text
 from whet.core.types import Episode, Status, Task
 from whet.engines.base import Engine
 from whet.metrics.clock import Timing
-from whet.metrics.statistics import mcnemar, paired_difference, pass_at_k, wilson
 from whet.processes.compute import run_computing
 from whet.rollouts.blend import Blend, Name
 from whet.rollouts.episode import play
 from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling, Temperature
+from whet.rollouts.session import Recording
+from whet.run.scores import Report, Stated
 from whet.tasks.base import TaskSet
 from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.registry import TASK_SETS
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from whet.endpoint.server import Endpoint
     from whet.run.recipe import Recipe
 
-_PASS_AT = (1, 2, 4, 8, 16)
 _CHANGED = ("samples", "temperature", "max_new_tokens")  # settings in which an additional set may differ
 
 
@@ -76,6 +75,8 @@ class EvaluationConfig(HeldOut):
     """0: greedy."""
     max_new_tokens: int | None = Field(None, gt=0)
     """Longest answer; by default as in training."""
+    consensus: float = Field(0.5, gt=0, le=1)
+    """Share of a task's answers that must agree for cons@k, with ``samples`` above 1."""
     concurrency: int = Field(256, gt=0, le=100_000)
     """Episodes that run at once."""
     retries: int = Field(2, ge=0)
@@ -93,72 +94,6 @@ class EvaluationConfig(HeldOut):
         return training.model_copy(update=changes)
 
 
-@dataclass(slots=True)
-class Report:
-    """The result of an evaluation. ``low`` and ``high`` bound the accuracy with 95% confidence (Wilson), over tasks."""
-
-    n: int  # tasks
-    samples: int  # answers per task
-    accuracy: float
-    low: float
-    high: float
-    reward: float
-    length_mean: float  # tokens per answer
-    truncated: float  # share of answers that ran into the length limit
-    pass_at: dict[int, float] = field(default_factory=dict)  # unbiased pass@k
-    per_task: list[float] = field(default_factory=list)  # share of right answers, in the tasks' order
-    episodes: list[tuple[Task, Episode]] = field(default_factory=list)
-    sets: "dict[str, Report]" = field(default_factory=dict)  # of environments of a blend, and of additional sets
-
-    @classmethod
-    def of(cls, episodes: list[tuple[Task, Episode]], samples: int) -> "Report":
-        """Sum up ``samples`` answers to each task; the answers to a task follow each other."""
-        answers = [episode for _, episode in episodes]
-        correct = [a.scores.get("correct", float(a.reward > 0)) >= 1 for a in answers]
-        per_task = [sum(correct[i : i + samples]) for i in range(0, len(correct), samples)]
-        tasks, count = len(per_task), len(answers)
-        accuracy = sum(correct) / count
-        low, high = wilson(accuracy * tasks, tasks)
-        return cls(
-            n=tasks,
-            samples=samples,
-            accuracy=accuracy,
-            low=low,
-            high=high,
-            reward=sum(a.reward for a in answers) / count,
-            length_mean=sum(a.trained_tokens for a in answers) / count,
-            truncated=sum(a.status == "truncated" for a in answers) / count,
-            pass_at={k: sum(pass_at_k(samples, c, k) for c in per_task) / tasks for k in _PASS_AT if k <= samples},
-            per_task=[right / samples for right in per_task],
-            episodes=episodes,
-        )
-
-    def compare(self, other: "Report") -> dict[str, float]:
-        """Return the accuracy minus that of ``other`` on the same tasks, its 95% interval (bootstrap over tasks) and,
-        for one answer per task, the p-value of McNemar's exact test."""
-        difference, low, high = paired_difference(other.per_task, self.per_task)
-        values = {"difference": difference, "difference_low": low, "difference_high": high}
-        if self.samples == 1:
-            values["difference_p"] = mcnemar([x == 1 for x in other.per_task], [x == 1 for x in self.per_task])
-        return values
-
-    def metrics(self) -> dict[str, float]:
-        """Return the numbers of one evaluation line of the metrics."""
-        values = {
-            "evaluation/accuracy": self.accuracy,
-            "evaluation/n": self.n,
-            "evaluation/low": self.low,
-            "evaluation/high": self.high,
-            "evaluation/reward": self.reward,
-            "evaluation/length_mean": self.length_mean,
-            "evaluation/truncated": self.truncated,
-        }
-        values |= {f"evaluation/pass_at_{k}": value for k, value in self.pass_at.items() if k > 1}
-        for name, report in self.sets.items():
-            values |= {key.replace("/", f"/{name}/", 1): value for key, value in report.metrics().items()}
-        return values
-
-
 async def evaluate_tasks(
     tasks: Sequence[Task],
     environments: IsolatedEnvironments,
@@ -171,6 +106,8 @@ async def evaluate_tasks(
     seed: int = 0,
     endpoint: "Endpoint | None" = None,
     name: str = "",
+    stated: Stated | None = None,
+    record: type[Recording] = Recording,
 ) -> Report:
     """Answer every task ``config.samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
     where the task set has no such score, when its reward is positive. Tasks of a ``blend`` have the limits of their
@@ -195,6 +132,7 @@ async def evaluate_tasks(
                 timing=Timing(),
                 failures=failures,
                 endpoint=endpoint,
+                record=record,
             )
         if episode.status is Status.FAILED:
             failures.check()
@@ -217,10 +155,10 @@ async def evaluate_tasks(
         raise several.exceptions[0] from None
     asked = [task for task in tasks for _ in range(samples)]
     episodes = [(task, job.result()) for task, job in zip(asked, jobs, strict=True)]
-    report = Report.of(episodes, samples)
+    report = Report.of(episodes, samples, stated, config.consensus)
     for environment in blend.of if blend else ():
         if played := [(task, episode) for task, episode in episodes if task.environment == environment]:
-            report.sets[environment] = Report.of(played, samples)
+            report.sets[environment] = Report.of(played, samples, stated, config.consensus)
     return report
 
 
@@ -236,20 +174,49 @@ async def evaluate_all(
     blend = data if isinstance(data, Blend) else None
     tasks, sampling = held_out(data, config.split, config.limit), config.sampling(recipe.sampling)
     report = await evaluate_tasks(
-        tasks, environments, generator, renderer, sampling, config, blend=blend, seed=recipe.seed, endpoint=endpoint
+        tasks,
+        environments,
+        generator,
+        renderer,
+        sampling,
+        config,
+        blend=blend,
+        seed=recipe.seed,
+        endpoint=endpoint,
+        stated=_stated(data),
     )
-    for name, additional in config.sets.items():
+    report.sets |= await evaluate_sets(recipe, config.sets, generator, renderer, endpoint)
+    return report
+
+
+async def evaluate_sets(
+    recipe: "Recipe",
+    sets: Mapping[str, EvaluationSet],
+    generator: Engine[Any],
+    renderer: Renderer,
+    endpoint: "Endpoint | None",
+    record: type[Recording] = Recording,
+) -> dict[str, Report]:
+    """Evaluate on each set, one after the other."""
+    reports = {}
+    for name, additional in sets.items():
         changes = {key: value for key in _CHANGED if (value := getattr(additional, key)) is not None}
-        settings = config.model_copy(update=changes)
+        settings = recipe.evaluation.model_copy(update=changes)
         async with Closing() as closing:
             hosted = IsolatedEnvironments(additional.data.open())
-            closing.closes(f"the environments of {name}", hosted.close)
+            closing.closes(f"the environments of {name or 'the tasks'}", hosted.close)
             tasks = held_out(additional.data, additional.split, additional.limit)
-            sampling = settings.sampling(recipe.sampling)
-            report.sets[name] = await evaluate_tasks(
-                tasks, hosted, generator, renderer, sampling, settings, seed=recipe.seed, endpoint=endpoint, name=name
-            )
-    return report
+            reports[name] = await evaluate_tasks(
+                tasks, hosted, generator, renderer, settings.sampling(recipe.sampling), settings, seed=recipe.seed,
+                endpoint=endpoint, name=name, stated=_stated(additional.data), record=record,
+            )  # fmt: skip
+    return reports
+
+
+def _stated(taskset: TaskSet) -> Stated | None:
+    """Return ``taskset.stated`` if its answers can be equal, so that majorities have a meaning."""
+    parts = [part.taskset for part in taskset.of.values()] if isinstance(taskset, Blend) else [taskset]
+    return taskset.stated if any(type(part).stated is not TaskSet.stated for part in parts) else None
 
 
 def held_out(taskset: TaskSet, split: str, limit: int | None) -> list[Task]:
@@ -297,3 +264,30 @@ async def evaluate_model(
         closing.closes("the endpoint", endpoint.close)
         PROGRESS.begin("evaluating")
         return await evaluate_all(settings, environments, generator, renderer, endpoint)
+
+
+async def evaluate_on(
+    recipe: "Recipe",
+    sets: Mapping[str, EvaluationSet],
+    *,
+    model: str | None = None,
+    run: Path | None = None,
+    address: tuple[str, str, str | None] | None = None,
+) -> dict[str, Report]:
+    """Evaluate a model on sets of tasks: the recipe's, another ``model``, the best checkpoint of a ``run``, or the one
+    at an ``address`` (URL, name, key). Needs a compute thread: see ``run_computing``."""
+    from whet.endpoint.server import Endpoint
+    from whet.run.build import open_generator
+    from whet.run.remote_model import RemoteModel, RemoteRecording
+
+    async with Closing() as closing:
+        PROGRESS.begin("evaluating")
+        if address is not None:
+            remote: Any = RemoteModel(*address)
+            closing.closes("the client of the endpoint", remote.close)
+            nothing: Any = None  # the endpoint renders
+            return await evaluate_sets(recipe, sets, remote, nothing, None, RemoteRecording)
+        generator, renderer = await closing.enter_async_context(open_generator(recipe, run, model))
+        endpoint = Endpoint(renderer)
+        closing.closes("the endpoint", endpoint.close)
+        return await evaluate_sets(recipe, sets, generator, renderer, endpoint)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock", "rows.jsonl", "test.jsonl"}
+LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock", "rows.jsonl", "test.jsonl", "launch"}
 
 
 def new_folder(root: Path | str = "runs", name: str = "run") -> Path:

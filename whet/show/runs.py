@@ -1,5 +1,5 @@
-"""The runs of a folder in a table, and two runs side by side: the settings in which they differ, and their results with
-the interval of the difference."""
+"""The runs of a folder in a table, with the jobs that were launched, and two runs side by side: the settings in which
+they differ, and their results with the interval of the difference."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ from whet.base.errors import ConfigError, WhetError
 from whet.base.escaping import escape_controls
 from whet.checkpoint.lock import is_locked
 from whet.config.tree import dotted, from_plain
+from whet.launch.job import FOLDER, RECORD, Record
+from whet.launch.schedulers import State, newest
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.metrics.statistics import newcombe
 from whet.show.facts import Change, Measured, RunFacts, Summary, read_recipe
@@ -72,8 +74,32 @@ def find_runs(root: Path) -> list[Path]:
     """Return the folders of runs in a folder, the oldest first. Raises ``ConfigError`` if there is no such folder."""
     if not root.is_dir():
         raise ConfigError(f"there is no folder {root}; name the folder that holds the runs")
-    files = sorted(root.glob("*/recipe.yaml"), key=lambda file: (file.stat().st_mtime, str(file)))
-    return [file.parent for file in files]
+    files = {file.parents[2]: file for file in root.glob(f"*/{FOLDER}/*/{RECORD}")}
+    files |= {file.parent: file for file in root.glob("*/recipe.yaml")}
+    return sorted(files, key=lambda run: (files[run].stat().st_mtime, str(run)))
+
+
+def list_runs(root: Path) -> list[dict[str, Any]]:
+    """Return the runs and launched jobs of a folder as values of JSON."""
+    folders = find_runs(root)
+    jobs = newest(folders)
+    rows = []
+    for folder in folders:
+        run: dict[str, Any] = (
+            RunState.of(folder).as_json() if (folder / "recipe.yaml").is_file() else {"folder": str(folder)}
+        )
+        if folder in jobs:
+            record, job = jobs[folder]
+            run["state"] = _state(run.get("state"), job)
+            run["job"] = {"id": record.id, "kind": record.kind, "profile": record.profile_name, "state": job.phase,
+                          "detail": job.detail, "exit_code": job.code, "command": record.command}  # fmt: skip
+        rows.append(run)
+    return rows
+
+
+def _state(run: str | None, job: State) -> str:
+    """Return the state of a launched run: that of its job, and once the job has ended, that of its folder."""
+    return run if job.phase == "ended" and run is not None else job.phase
 
 
 def print_runs(root: Path, console: Console | None = None) -> None:
@@ -83,17 +109,38 @@ def print_runs(root: Path, console: Console | None = None) -> None:
     if not folders:
         console.print(f"no runs in {root}")
         return
+    jobs = newest(folders)
     table = Table("run", "state", "step", "algorithm", "model", "task", "accuracy")
-    for folder in folders:
+    for folder in (folder for folder in folders if (folder / "recipe.yaml").is_file()):
         try:
             run = RunState.of(folder)
         except WhetError as error:
             table.add_row(escape_controls(folder.name), f"damaged: {escape_controls(str(error))}")
             continue
         steps = f"{run.summary.steps} of {run.facts.steps}" if run.facts.steps else str(run.summary.steps)
-        facts = run.facts
-        table.add_row(folder.name, run.state, steps, facts.algorithm, facts.model, facts.task, _accuracies(run))
-    console.print(table)
+        facts, state = run.facts, _state(run.state, jobs[folder][1]) if folder in jobs else run.state
+        table.add_row(folder.name, state, steps, facts.algorithm, facts.model, facts.task, _accuracies(run))
+    if table.row_count:
+        console.print(table)
+    if jobs:
+        console.print(_jobs_table(jobs))
+    for kind, why in dict.fromkeys((each.kind, job.detail) for each, job in jobs.values() if job.phase == "unknown"):
+        text = f"the state of jobs of kind {kind} is unknown: {why}"
+        console.print(escape_controls(text), soft_wrap=True, markup=False)
+
+
+def _jobs_table(jobs: Mapping[Path, tuple[Record, State]]) -> Table:
+    table = Table("launched", "job", "profile", "state")
+    for folder, (record, job) in jobs.items():
+        job_id = f"{record.kind} {record.id}"
+        table.add_row(*map(escape_controls, (folder.name, job_id, record.profile_name, _outcome(job))))
+    return table
+
+
+def _outcome(job: State) -> str:
+    """Return a job's state, the scheduler's word for it and its exit code."""
+    detail = f" ({job.detail})" if job.detail and job.phase != "unknown" else ""
+    return f"{job.phase}{detail}{'' if job.code is None else f', exit code {job.code}'}"
 
 
 def compare(first: RunState, second: RunState) -> dict[str, Any]:

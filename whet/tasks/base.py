@@ -182,6 +182,11 @@ class TaskSet(Data, Environments, ABC):
         """Return a right answer to the task, which earns the full reward; None, as by default, if there is none."""
         return None
 
+    def stated(self, task: Task, answer: str) -> str | None:
+        """Return the final answer that a reply states, as a text that is equal for equal answers: majority votes count
+        these. None, as by default: the reply states none, or answers to these tasks can't be equal."""
+        return None
+
     def open(self) -> Environments:
         """Return the object that makes and grades episodes. By default the task set itself, with its ``make`` or
         ``grade``."""

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from whet.core.types import Message, Task
 from whet.tasks.base import Environments
 from whet.tasks.cases import Case, Kind, unearned
-from whet.tasks.math.grader import MathGrader, compare_numbers
+from whet.tasks.math.grader import MathGrader, canonical, compare_numbers
 from whet.tasks.prompts import Example, messages
 from whet.tasks.splits import Split, SplitTasks, question_key
 
@@ -64,6 +64,10 @@ class BoxedProblems(SplitTasks, ABC):
 
     def gold(self, task: Task) -> str:
         return f"\\boxed{{{task.data['answer']}}}"
+
+    def stated(self, task: Task, answer: str) -> str | None:
+        given = self.grader.extract(answer)
+        return None if given is None else canonical(given)
 
     def cases(self) -> Sequence[Case]:
         """Return cases of the first training task."""

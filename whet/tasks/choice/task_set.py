@@ -142,6 +142,12 @@ class MultipleChoice(SourcedTasks):
         constant = _marked(wrong, task.data["mode"])
         return () if task.data["mode"] == "regex" else unearned(task, self.gold(task), [constant])
 
+    def stated(self, task: Task, answer: str) -> str | None:
+        try:
+            return chosen(answer, task.data["options"], task.data["mode"], task.data["pattern"])
+        except TimeoutError:
+            return None
+
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         data = task.data
         try:

@@ -36,10 +36,11 @@ _DAPO = (  # the texts before and after each question of DAPO-Math-17k
 
 
 def _answer_text(answer: Any) -> Any:
-    """Return the answer as a text. A list must have one element, the answer."""
+    """Return the answer as a text. A list must have one element, the answer; ``[-9, 9]`` in a text is an interval."""
     if isinstance(answer, str) and answer.startswith("["):  # Skywork: a list in JSON
         with contextlib.suppress(ValueError):
-            answer = json.loads(answer)
+            listed = json.loads(answer)
+            answer = listed if len(listed) == 1 or any(isinstance(each, str) for each in listed) else answer
     if isinstance(answer, list):
         if len(answer) != 1:
             raise ValueError(f"must be one answer, not a list of {len(answer)}")

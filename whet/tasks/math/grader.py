@@ -18,7 +18,7 @@ from whet.tasks.grading import GradingPool
 from whet.tasks.math.answers import How, same
 from whet.tasks.math.formulas import Unreadable, judge, restates
 from whet.tasks.math.notation import last_boxed as last_boxed
-from whet.tasks.math.notation import tidy
+from whet.tasks.math.notation import squeezed, tidy
 from whet.tasks.math.written_numbers import equal, read_number
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
@@ -94,6 +94,19 @@ def compare_numbers(given: str, gold: str) -> bool | None:
     """
     left, right = read_number(tidy(given)), read_number(tidy(gold))
     return None if left is None or right is None else equal(left, right)
+
+
+def canonical(given: str) -> str:
+    """Return a text that is equal for answers that are written differently but are the same number or text.
+
+    >>> canonical("1,000.0") == canonical("1000"), canonical("x + 1") == canonical("x+1")
+    (True, True)
+    """
+    tidied = tidy(given)
+    number = read_number(tidied)
+    if number is None:
+        return squeezed(tidied)
+    return f"{number.value}{'%' * number.percent}{'' if number.base is None else f' in base {number.base[1]}'}"
 
 
 def prepare() -> None:

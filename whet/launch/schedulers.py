@@ -1,0 +1,368 @@
+"""The schedulers that take jobs: this machine, Docker, Slurm, Kubernetes and SkyPilot. Each is asked through its
+command-line tool, with a deadline."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from whet.base.errors import ConfigError, WhetError
+from whet.base.escaping import escape_controls
+from whet.base.files import write_atomically
+from whet.launch.job import LOG, Job, Record, keep, launches, record
+from whet.launch.profiles import Kubernetes, SkyPilot
+from whet.launch.scripts import docker_options, file_name, render
+
+DEADLINE = 20.0
+"""Seconds that a scheduler has for an answer."""
+_SUBMIT_DEADLINE = 600.0  # images are pulled, machines are found
+
+
+class SchedulerError(WhetError):
+    """A scheduler failed, did not answer, or is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A job's state as its scheduler reports it."""
+
+    phase: Literal["queued", "running", "ended", "lost", "unknown"]
+    detail: str = ""  # the scheduler's word, or why it can't be asked
+    code: int | None = None  # exit code, once the job has ended
+
+    @property
+    def final(self) -> bool:
+        return self.phase in ("ended", "lost")
+
+
+class Scheduler(ABC):
+    """One kind of place for jobs."""
+
+    poll: ClassVar[float] = 5.0
+    """Seconds between two questions while a job is followed."""
+    writes_log: ClassVar[bool] = True
+    """The job's output is in the log of its launch."""
+    gone: ClassVar[tuple[str, ...]] = ()
+    """Parts of the error of a cancelled job that has ended already."""
+
+    @abstractmethod
+    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+        """Submit the script of a job, which is written; return the job's id and other facts that identify it."""
+
+    @abstractmethod
+    def states(self, records: Sequence[Record]) -> dict[str, State]:
+        """Return the state of each job by id. Raises ``SchedulerError``."""
+
+    @abstractmethod
+    def cancel_words(self, record: Record) -> list[str]:
+        """Return the command that asks a job to end."""
+
+    def cancel(self, record: Record) -> None:
+        """Ask a job to end."""
+        ask(*self.cancel_words(record), missing=self.gone)
+
+    def follow_words(self, record: Record) -> list[str]:
+        """Return the command that prints the job's output as it comes."""
+        return ["tail", "-n", "+1", "-F", str(record.log)]
+
+
+def launch(job: Job) -> Record:
+    """Submit a job and keep what was sent with the run."""
+    missing = [name for name in job.profile.secrets if name not in os.environ]
+    if missing and not isinstance(job.profile, Kubernetes):
+        raise ConfigError(
+            f"profiles.{job.profile_name}.secrets: {missing[0]} is not set in this shell; export it first"
+        )
+    write_atomically(job.folder / file_name(job.profile), render(job))
+    commits = keep(job)
+    kind = job.profile.model_dump()["kind"]
+    id, extra = SCHEDULERS[kind].submit(job)
+    return record(job, id, kind, commits, extra)
+
+
+def states(records: Iterable[Record]) -> dict[Record, State]:
+    """Return the state of each job. Each scheduler is asked once; for a scheduler that can't be asked, the state says
+    why."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for each in records:
+        place = (each.kind, each.profile.get("context") or "", each.profile.get("namespace") or "")
+        groups.setdefault(place, []).append(each)
+    answers: dict[Record, State] = {}
+    for (kind, *_), members in groups.items():
+        try:
+            states = SCHEDULERS[kind].states(members)
+        except SchedulerError as error:
+            states = {each.id: State("unknown", str(error)) for each in members}
+        lost = State("lost", "its scheduler does not list it")
+        answers |= {each: states.get(each.id) or _written(each) or lost for each in members}
+    return answers
+
+
+def newest(folders: Iterable[Path]) -> dict[Path, tuple[Record, State]]:
+    """Return the newest launch of each run folder that has one, with its state."""
+    records = [Record.read(every[-1]) for folder in folders if (every := launches(folder))]
+    return {each.run: (each, state) for each, state in states(records).items()}
+
+
+def _written(record: Record) -> State | None:
+    """Return the end of a job as its own script wrote it, for a job that its scheduler has forgotten."""
+    code = record.exit_code()
+    return None if code is None else State("ended", "", code)
+
+
+def ask(*words: str, deadline: float | None = None, missing: Sequence[str] = ()) -> str:
+    """Return what a scheduler's tool prints, or nothing if its error contains one of the texts ``missing``."""
+    deadline = deadline or DEADLINE
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=deadline, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise SchedulerError(f"{words[0]} is not installed here, or not in PATH") from None
+    except OSError as error:
+        raise SchedulerError(f"{words[0]} can't be started: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise SchedulerError(f"{' '.join(words[:2])} did not answer within {deadline:.0f} s") from None
+    if done.returncode != 0:
+        text = escape_controls((done.stderr.strip() or done.stdout.strip() or "no message")[-500:])
+        if any(part in text for part in missing):
+            return ""
+        raise SchedulerError(f"{' '.join(words[:2])} failed with exit code {done.returncode}: {text}")
+    return done.stdout
+
+
+class LocalScheduler(Scheduler):
+    """Processes of this machine. A job is a session of processes that outlives the terminal."""
+
+    poll = 0.2
+
+    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+        with (job.folder / LOG).open("wb") as log:
+            words = ["bash", str(job.folder / file_name(job.profile))]
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=dict(os.environ)
+            )
+        return str(process.pid), {"started": _started(process.pid), "host": os.uname().nodename}
+
+    def states(self, records: Sequence[Record]) -> dict[str, State]:
+        answers: dict[str, State] = {}
+        for each in records:
+            with suppress(ChildProcessError, ValueError):
+                os.waitpid(int(each.id), os.WNOHANG)  # of a process that this one started
+            if each.extra.get("host") != os.uname().nodename and each.exit_code() is None:
+                answers[each.id] = State("unknown", f"it was started on {each.extra.get('host')}")
+            elif (started := _started(int(each.id))) is not None and started == each.extra.get("started"):
+                answers[each.id] = State("running")
+        return answers
+
+    def cancel_words(self, record: Record) -> list[str]:
+        return ["kill", "-TERM", "--", f"-{record.id}"]
+
+    def cancel(self, record: Record) -> None:
+        if self.states([record]).get(record.id) == State("running"):
+            with suppress(ProcessLookupError):
+                os.killpg(int(record.id), signal.SIGTERM)
+
+
+def _started(process: int) -> float | None:
+    """Return when a process began, or None if it has ended: a process id alone is used again."""
+    import psutil
+
+    try:
+        running = psutil.Process(process)
+        return None if running.status() == psutil.STATUS_ZOMBIE else running.create_time()
+    except psutil.Error:
+        return None
+
+
+class DockerScheduler(Scheduler):
+    """Containers of this machine."""
+
+    poll = 1.0
+    writes_log = False
+    gone = ("is not running", "No such")
+    _PHASES: ClassVar[Mapping[str, Any]] = {"created": "queued", "exited": "ended", "dead": "ended"}
+
+    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+        printed = ask("docker", "run", "--detach", *docker_options(job), deadline=_SUBMIT_DEADLINE)
+        return printed.split()[-1][:12] if printed.split() else job.name, {}
+
+    def states(self, records: Sequence[Record]) -> dict[str, State]:
+        answers: dict[str, State] = {}
+        for each in records:
+            words = ("docker", "inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", each.id)
+            if printed := ask(*words, missing=("No such",)).split():
+                phase = self._PHASES.get(printed[0], "running")
+                answers[each.id] = State(phase, printed[0], int(printed[1]) if phase == "ended" else None)
+        return answers
+
+    def cancel_words(self, record: Record) -> list[str]:
+        return ["docker", "kill", "--signal", "TERM", record.id]
+
+    def follow_words(self, record: Record) -> list[str]:
+        return ["docker", "logs", "--follow", record.id]
+
+
+class SlurmScheduler(Scheduler):
+    """Slurm, by ``squeue`` for jobs that wait or run and ``sacct`` for jobs that have ended."""
+
+    gone = ("Invalid job id",)
+    _QUEUED: ClassVar = (
+        "PENDING",
+        "CONFIGURING",
+        "REQUEUED",
+        "REQUEUE_HOLD",
+        "REQUEUE_FED",
+        "SPECIAL_EXIT",
+        "RESV_DEL_HOLD",
+    )
+    _RUNNING: ClassVar = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+
+    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+        printed = ask("sbatch", "--parsable", str(job.folder / file_name(job.profile)), deadline=_SUBMIT_DEADLINE)
+        id = printed.strip().split("\n")[-1].split(";")[0]
+        if not id.isdecimal():
+            raise SchedulerError(f"sbatch printed no job id: {printed.strip()[-300:]!r}")
+        return id, {}
+
+    def states(self, records: Sequence[Record]) -> dict[str, State]:
+        ids = {each.id for each in records}
+        listed = ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T")
+        states = {id: self._state(word, None) for id, word in _fields(listed) if id in ids}
+        ended = {each.id: each for each in records if each.id not in states or states[each.id].final}
+        if not ended:
+            return states
+        try:
+            listed = ask("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(sorted(ended))}",
+                         "--format=JobIDRaw,State,ExitCode")  # fmt: skip
+        except SchedulerError:  # many clusters keep no accounts; the job's script wrote how it ended
+            listed = ""
+        for id, word, code in _fields(listed, 3):
+            if id in ended:
+                states[id] = self._state(word.split()[0], _slurm_code(code))
+        for id, each in ended.items():
+            if id in states and states[id].phase == "ended" and states[id].code is None:
+                states[id] = State("ended", states[id].detail, each.exit_code())
+        return states
+
+    def _state(self, word: str, code: int | None) -> State:
+        if word in self._QUEUED or word in self._RUNNING:
+            return State("queued" if word in self._QUEUED else "running", word)
+        return State("ended", word, 0 if word == "COMPLETED" else code or (None if code is None else 1))
+
+    def cancel_words(self, record: Record) -> list[str]:
+        return ["scancel", record.id]
+
+
+def _fields(text: str, count: int = 2) -> list[list[str]]:
+    return [line.strip().split("|") for line in text.splitlines() if line.count("|") == count - 1]
+
+
+def _slurm_code(text: str) -> int:
+    """Return the exit code of Slurm's ``CODE:SIGNAL``."""
+    code, _, number = text.partition(":")
+    return 128 + int(number) if number not in ("", "0") else int(code)
+
+
+class KubernetesScheduler(Scheduler):
+    """A RayJob of KubeRay, by ``kubectl``."""
+
+    writes_log = False
+    _PHASES: ClassVar[Mapping[str, Any]] = {
+        "Running": "running", "Complete": "ended", "Failed": "ended", "ValidationFailed": "ended",
+    }  # fmt: skip
+
+    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+        assert isinstance(job.profile, Kubernetes)
+        place = _place(job.profile.model_dump())
+        ask(
+            "kubectl",
+            *place,
+            "create",
+            "--filename",
+            str(job.folder / file_name(job.profile)),
+            deadline=_SUBMIT_DEADLINE,
+        )
+        return job.name, {}
+
+    def states(self, records: Sequence[Record]) -> dict[str, State]:
+        answers: dict[str, State] = {}
+        for each in records:
+            words = ("kubectl", *_place(each.profile), "get", "rayjob", each.id, "--output=json")
+            if printed := ask(*words, missing=("NotFound", "not found")):
+                answers[each.id] = self._state(json.loads(printed).get("status") or {})
+        return answers
+
+    def _state(self, status: dict[str, Any]) -> State:
+        deployment, word = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
+        phase = self._PHASES.get(deployment, "queued")
+        if phase != "ended":
+            return State(phase, word or deployment)
+        match = re.search(r"exit code (\d+)", status.get("message", ""))
+        code = 0 if word == "SUCCEEDED" else int(match[1]) if match else 1
+        return State("ended", word or deployment, code)
+
+    def cancel_words(self, record: Record) -> list[str]:
+        words = ["kubectl", *_place(record.profile), "delete", "--ignore-not-found", "--wait=false"]
+        return [*words, f"rayjob/{record.id}", f"configmap/{record.id}"]
+
+    def follow_words(self, record: Record) -> list[str]:
+        return ["kubectl", *_place(record.profile), "logs", "--follow", f"job/{record.id}"]
+
+
+def _place(profile: Mapping[str, Any]) -> list[str]:
+    return [f"--{name}={profile[name]}" for name in ("context", "namespace") if profile.get(name)]
+
+
+class SkyPilotScheduler(Scheduler):
+    """Managed jobs of SkyPilot, by ``sky jobs``."""
+
+    poll = 15.0
+    writes_log = False
+
+    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+        assert isinstance(job.profile, SkyPilot)
+        secrets = [part for name in job.profile.secrets for part in ("--secret", name)]
+        task = str(job.folder / file_name(job.profile))
+        ask("sky", "jobs", "launch", "--yes", "--detach-run", *secrets, task, deadline=_SUBMIT_DEADLINE)
+        ids = [str(each["job_id"]) for each in self._queue() if each.get("job_name") == job.name]
+        if not ids:
+            raise SchedulerError(f"sky jobs launch ended well, and sky jobs queue lists no job {job.name}")
+        return max(ids, key=int), {}
+
+    def _queue(self) -> list[dict[str, Any]]:
+        printed = ask("sky", "jobs", "queue", "--output", "json", deadline=4 * DEADLINE)
+        try:
+            return list(json.loads(printed[printed.index("[") :]))
+        except ValueError:
+            raise SchedulerError(f"sky jobs queue printed no JSON: {printed.strip()[:200]!r}") from None
+
+    def states(self, records: Sequence[Record]) -> dict[str, State]:
+        return {str(each["job_id"]): self._state(str(each["status"])) for each in self._queue()}
+
+    def _state(self, status: str) -> State:
+        word = status.rpartition(".")[2]
+        if word in ("PENDING", "SUBMITTED", "STARTING", "RECOVERING"):
+            return State("queued", word)
+        if word in ("RUNNING", "CANCELLING"):
+            return State("running", word)
+        return State("ended", word, 0 if word == "SUCCEEDED" else 1)
+
+    def cancel_words(self, record: Record) -> list[str]:
+        return ["sky", "jobs", "cancel", "--yes", record.id]
+
+    def follow_words(self, record: Record) -> list[str]:
+        return ["sky", "jobs", "logs", "--follow", record.id]
+
+
+SCHEDULERS: dict[str, Scheduler] = {
+    "local": LocalScheduler(), "docker": DockerScheduler(), "slurm": SlurmScheduler(),
+    "kubernetes": KubernetesScheduler(), "skypilot": SkyPilotScheduler(),
+}  # fmt: skip

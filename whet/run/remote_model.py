@@ -1,0 +1,165 @@
+"""A model behind an OpenAI-compatible endpoint that is evaluated: episodes send it messages instead of tokens."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from whet.base.errors import ConfigError, GeneratorError
+from whet.base.extras import extra
+from whet.chat.calls import checked_arguments
+from whet.core.content import in_text
+from whet.core.types import Message, Span
+from whet.endpoint.request import incoming, outgoing
+from whet.engines.base import Completion
+from whet.rollouts.session import LimitReached, Recording, Reply, Schemas, Session
+
+_DEADLINE, _RETRIES, _MOST_BYTES = 600.0, 5, 50_000_000
+_REPEAT = (408, 409, 425, 429, 500, 502, 503, 504)
+
+
+@dataclass(slots=True)
+class Said:
+    """A reply of the endpoint."""
+
+    message: Message
+    tokens: int  # as the endpoint counts them, 0 if it does not
+    cut: bool  # by the limit of tokens
+
+
+class RemoteModel:
+    """A client of one model. It must be created in the event loop that uses it."""
+
+    def __init__(self, url: str, model: str, key: str | None, transport: Any = None) -> None:
+        """``transport`` replaces the network in tests."""
+        with extra("tasks", "a model behind an endpoint"):
+            from whet.fetch.http import HttpClient
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self.url, self.model = url, model
+        self._http = HttpClient(_DEADLINE, _MOST_BYTES, headers, transport)
+
+    async def say(
+        self, messages: Sequence[Message], tools: Schemas | None, settings: dict[str, Any], name: str
+    ) -> Said:
+        """Return the reply to a conversation. Raises ``ConfigError`` for a request that is refused and
+        ``GeneratorError`` for an endpoint that gives no answer after five repeats."""
+        from whet.fetch.http import UnansweredError, retried
+
+        body: dict[str, Any] = {"model": self.model, "messages": [_sent(message) for message in messages], **settings}
+        if tools:
+            body["tools"] = tools
+
+        async def attempt(number: int) -> Said:
+            answer = await self._http.post(f"{self.url}/chat/completions", body)
+            if answer.status in _REPEAT:
+                raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}")
+            if answer.status != 200:
+                if "context" in answer.text and answer.status == 400:
+                    raise LimitReached("tokens")
+                raise ConfigError(f"{self.url} refuses the request with HTTP {answer.status}: {answer.text[:300]}")
+            try:
+                values = json.loads(answer.text)
+                choice, usage = values["choices"][0], values.get("usage") or {}
+                tokens = int(usage.get("completion_tokens") or 0)
+                return Said(_received(choice["message"]), tokens, choice.get("finish_reason") == "length")
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise UnansweredError(f"{type(error).__name__}: {error}") from None
+
+        try:
+            return await retried(attempt, _RETRIES, "endpoint", name)
+        except UnansweredError as error:
+            raise GeneratorError(f"{self.url} gave no reply in {_RETRIES + 1} attempts: {error}") from None
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+def parse_address(address: str, key_variable: str) -> tuple[str, str, str | None]:
+    """Return (URL, model, key) of ``URL#MODEL``; without a model the only one that the endpoint lists."""
+    url, _, model = address.partition("#")
+    url, key = url.rstrip("/"), os.environ.get(key_variable)
+    if model:
+        return url, model, key
+    with extra("tasks", "a model behind an endpoint"):
+        import httpx
+    try:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        answer = httpx.get(f"{url}/models", headers=headers, timeout=30.0)
+        names = [str(each["id"]) for each in answer.json()["data"]] if answer.status_code == 200 else []
+        problem = "" if answer.status_code == 200 else f"HTTP {answer.status_code}: {answer.text[:200]}"
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        names, problem = [], f"{type(error).__name__}: {error}"
+    if problem:
+        hint = "" if key else f" If it needs a key, set {key_variable}, or name another variable with --key-env."
+        raise ConfigError(f"{url}/models can't be read: {problem}.{hint} A model is named as in {url}#MODEL")
+    if len(names) != 1:
+        raise ConfigError(f"{url} serves {', '.join(names) or 'no model'}; name one: {url}#MODEL")
+    return url, names[0], key
+
+
+class RemoteSession(Session):
+    """A conversation with a remote model. Its spans count tokens and hold none."""
+
+    async def _reply(self, new: Sequence[Message], tools: Schemas | None, limit: int | None) -> Reply:
+        recording = self.recording
+        sampling, usage = recording.sampling, recording.usage
+        if usage.turns >= sampling.max_turns:
+            raise LimitReached("turns")
+        most = min(limit or sampling.max_new_tokens, sampling.max_new_tokens)
+        settings: dict[str, Any] = {
+            "max_tokens": most, "temperature": sampling.temperature, "seed": (recording.seed + usage.turns) % 2**31,
+        }  # fmt: skip
+        if sampling.stop:
+            settings["stop"] = list(sampling.stop)
+        usage.turns += 1
+        model = cast(RemoteModel, recording.generator)
+        with recording.timing.waiting_for_generator():
+            said = await model.say([*self._original, *new], tools, settings, f"{recording.name}/{usage.turns}")
+        usage.tool_calls += len(said.message.get("tool_calls", ()))
+        self._tools = tools
+        self._original += [*new, said.message]
+        self.messages += [*new, said.message]
+        tokens = [0] * max(1, said.tokens)
+        self.spans += [Span([], False), Span(tokens, True)]
+        self.ends.append((len(self._original), len(self.spans)))
+        completion = Completion(tokens, [0.0] * len(tokens), (0, 0), "length" if said.cut else "stop")
+        return Reply(said.message, [], completion)
+
+
+class RemoteRecording(Recording):
+    """The recording of an episode whose model is a ``RemoteModel``."""
+
+    def begin(self) -> Session:
+        return RemoteSession(self)
+
+
+def _sent(message: Message) -> dict[str, Any]:
+    """Return a message as the API takes it: arguments of calls are JSON texts."""
+    (plain,) = in_text([message])
+    sent: dict[str, Any] = {name: plain[name] for name in ("role", "content", "name", "tool_call_id") if name in plain}
+    if calls := plain.get("tool_calls"):
+        parts = [outgoing(call) for call in calls]
+        sent["tool_calls"] = [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for id, name, arguments in parts
+        ]
+    return sent
+
+
+def _received(values: dict[str, Any]) -> Message:
+    message: Message = {"role": "assistant", "content": values.get("content") or ""}
+    if thought := values.get("reasoning_content") or values.get("reasoning"):
+        message["reasoning_content"] = thought
+    calls, malformed = [], []
+    for call in values.get("tool_calls") or ():
+        function = call["function"]
+        try:
+            calls.append(incoming(call["id"], function["name"], checked_arguments(function["arguments"])))
+        except ValueError as error:
+            malformed.append(f"{function['name']}: {error}")
+    if calls:
+        message["tool_calls"] = calls
+    if malformed:
+        message["malformed_calls"] = malformed
+    return message
