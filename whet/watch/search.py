@@ -4,9 +4,11 @@ A place is a step and an offset in its file. Without a step, the newest files ar
 the answer says where to continue.
 """
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from os import SEEK_END
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -139,15 +141,20 @@ def _lines(run: Path, step: int, offset: int, most: int | None = None) -> Iterat
 
 
 def _check_start(file: BinaryIO, path: Path, offset: int) -> None:
-    file.seek(max(0, offset - 1))
-    if offset and file.read(1) != b"\n":
+    inside = 0 <= offset <= file.seek(0, SEEK_END)
+    file.seek(max(0, offset - 1) if inside else 0)
+    if offset and (not inside or file.read(1) != b"\n"):
         raise DataError(f"no rollout begins at byte {offset} of {path.name}")
 
 
 def _decode(line: bytes, path: Path, offset: int, damaged: list[str]) -> RolloutRecord | None:
     """Return the rollout of a line; None for a damaged one, which is added to the list."""
     try:
-        record = RolloutRecord.from_json(from_json(line))
+        try:
+            values = from_json(line)
+        except ValueError:  # of a lone surrogate, which only the slower parser reads
+            values = json.loads(line)
+        record = RolloutRecord.from_json(values)
         head(record)  # a value of a wrong type shows here
         return record
     except (ValueError, TypeError, AttributeError, KeyError, IndexError):
