@@ -188,7 +188,7 @@ def _cut(path: Path) -> str:
     if tokenizer["model"].get("byte_fallback") or tokenizer["model"]["type"] != "BPE" or steps not in _CUTS:
         raise ConfigError(
             f"GGUF: the tokenizer cuts text in a way that has no name here ({tokenizer['model']['type']}, "
-            f"{', '.join(steps)}); written are those of GPT-2, SmolLM, Qwen 2 and 3, and Llama 3"
+            f"{', '.join(steps)}); the tokenizers of GPT-2, SmolLM, Qwen 2 and 3, and Llama 3 can be written"
         )
     return _CUTS[steps]
 

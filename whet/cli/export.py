@@ -31,22 +31,35 @@ def export(
         str | None,
         typer.Option("--name", help="Make it the next version of an artifact, to use as artifact:NAME:latest."),
     ] = None,
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="USER/NAME", help="Also upload it to the Hugging Face Hub.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --push: not for the public.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the contents of the folder.")] = False,
 ) -> None:
     """Write a run's model, or reward model, as a folder that transformers can load."""
     from whet.base.errors import ConfigError
     from whet.fetch.artifacts import PREFIX, check_name, register
+    from whet.fetch.push import check_push
+    from whet.fetch.push import push as upload
 
     if name is not None:
         check_name(name)
+    if private and push is None:
+        raise ConfigError("--private is about --push USER/NAME, which is not given")
     if step not in (None, "best", "latest") and not step.isdecimal():
         raise ConfigError(f"--step {step}: expected a whole number, 'best' or 'latest'")
     folder = run_folder(run)
+    if push is not None:
+        check_push(push)
 
     from whet.checkpoint.export import export as write
 
     which = int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step)
-    lineage = write(folder, out, which, adapter_only=adapter, dtype=dtype, gguf=gguf, force=force).lineage
+    exported = write(folder, out, which, adapter_only=adapter, dtype=dtype, gguf=gguf, force=force)
     print(f"written: {out}")
     if name is not None:
-        print(f"registered: {PREFIX}{register(name, out, lineage.outputs)}")
+        print(f"registered: {PREFIX}{register(name, out, exported.lineage.outputs)}")
+    if push is not None:
+        message = f"{folder.resolve().name}, step {exported.step}, by whet export"
+        print(f"pushed: {upload(out, push, message, private=private)}")
