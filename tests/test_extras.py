@@ -56,7 +56,7 @@ def check(name: str, module: str, done: subprocess.CompletedProcess[str]) -> Non
 
 
 def test_the_extras_are_those_of_the_project() -> None:
-    assert set(OPTIONAL) == {*EXTRAS, "all", "trl", "test"}
+    assert set(OPTIONAL) == {*EXTRAS, "all", "docs", "trl", "test"}
     everything = Requirement(OPTIONAL["all"][0])
     assert everything.extras == set(EXTRAS) - {"torchao", "vllm", "mlflow", "trackio", "swanlab"}
 
