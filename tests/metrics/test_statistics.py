@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.metrics.statistics import mcnemar, newcombe, paired_difference, pass_at_k, wilson
+from whet.metrics.statistics import majority_at_k, mcnemar, newcombe, paired_difference, pass_at_k, wilson
 
 
 def test_wilson_agrees_with_published_values():
@@ -65,3 +65,17 @@ def test_mcnemar_is_the_exact_binomial_tail():
 def test_outcomes_of_different_tasks_are_not_paired():
     with pytest.raises(ValueError, match="same tasks"):
         paired_difference([1.0], [1.0, 0.0])
+
+
+def test_the_most_frequent_answer_decides_and_equally_frequent_ones_share_the_vote() -> None:
+    right = [True, False, False, False]
+    assert majority_at_k(["a", "b", "b", None], right, 4) == 0.0
+    assert majority_at_k(["a", "b", None, None], right, 4) == 0.5
+    assert majority_at_k([None, None, None, None], [False] * 4, 4) == 0.0
+    assert majority_at_k(["a", "b", "c", "d"], right, 1) == pytest.approx(0.25, abs=0.1), "a mean over 200 subsets"
+    assert majority_at_k(["a"] * 3 + ["b"], [True] * 3 + [False], 3) == 1.0
+    assert majority_at_k(["a", "a", "b", "c"], [True, True, False, False], 4, share=0.5) == 1.0
+    assert majority_at_k(["a", "a", "b", "c"], [True, True, False, False], 4, share=0.6) == 0.0
+    for k in (0, 5):
+        with pytest.raises(ValueError, match="maj@k needs"):
+            majority_at_k(["a"] * 4, right, k)

@@ -94,8 +94,8 @@ def evaluate(
         other = None if run or address or (name == target and not _is_model(target)) else name
         if address is None and not sets:
             return {"": run_computing(evaluate_model(recipe, model=other, run=run))}
-        own = {"": EvaluationSet(data=settings.taskset, split=config.split, limit=config.limit)}
-        return run_computing(evaluate_on(recipe, sets or own, model=other, run=run, address=address))
+        tasks = {"": EvaluationSet(data=settings.taskset, split=config.split, limit=config.limit)}
+        return run_computing(evaluate_on(recipe, sets or tasks, model=other, run=run, address=address))
 
     with Heartbeat(f"evaluating {model or target}", sys.stderr):
         reports = measure(model or target)

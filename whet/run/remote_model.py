@@ -20,7 +20,7 @@ _REPEAT = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
 @dataclass(slots=True)
-class Said:
+class RemoteReply:
     """A reply of the endpoint."""
 
     message: Message
@@ -41,7 +41,7 @@ class RemoteModel:
 
     async def say(
         self, messages: Sequence[Message], tools: Schemas | None, settings: dict[str, Any], name: str
-    ) -> Said:
+    ) -> RemoteReply:
         """Return the reply to a conversation. Raises ``ConfigError`` for a request that is refused and
         ``GeneratorError`` for an endpoint that gives no answer after five repeats."""
         from whet.fetch.http import UnansweredError, retried
@@ -50,7 +50,7 @@ class RemoteModel:
         if tools:
             body["tools"] = tools
 
-        async def attempt(number: int) -> Said:
+        async def attempt(number: int) -> RemoteReply:
             answer = await self._http.post(f"{self.url}/chat/completions", body)
             if answer.status in _REPEAT:
                 raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}")
@@ -62,7 +62,7 @@ class RemoteModel:
                 values = json.loads(answer.text)
                 choice, usage = values["choices"][0], values.get("usage") or {}
                 tokens = int(usage.get("completion_tokens") or 0)
-                return Said(_received(choice["message"]), tokens, choice.get("finish_reason") == "length")
+                return RemoteReply(_received(choice["message"]), tokens, choice.get("finish_reason") == "length")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise UnansweredError(f"{type(error).__name__}: {error}") from None
 
@@ -115,16 +115,16 @@ class RemoteSession(Session):
         usage.turns += 1
         model = cast(RemoteModel, recording.generator)
         with recording.timing.waiting_for_generator():
-            said = await model.say([*self._original, *new], tools, settings, f"{recording.name}/{usage.turns}")
-        usage.tool_calls += len(said.message.get("tool_calls", ()))
+            answer = await model.say([*self._original, *new], tools, settings, f"{recording.name}/{usage.turns}")
+        usage.tool_calls += len(answer.message.get("tool_calls", ()))
         self._tools = tools
-        self._original += [*new, said.message]
-        self.messages += [*new, said.message]
-        tokens = [0] * max(1, said.tokens)
+        self._original += [*new, answer.message]
+        self.messages += [*new, answer.message]
+        tokens = [0] * max(1, answer.tokens)
         self.spans += [Span([], False), Span(tokens, True)]
         self.ends.append((len(self._original), len(self.spans)))
-        completion = Completion(tokens, [0.0] * len(tokens), (0, 0), "length" if said.cut else "stop")
-        return Reply(said.message, [], completion)
+        completion = Completion(tokens, [0.0] * len(tokens), (0, 0), "length" if answer.cut else "stop")
+        return Reply(answer.message, [], completion)
 
 
 class RemoteRecording(Recording):

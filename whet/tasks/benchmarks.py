@@ -24,7 +24,7 @@ class Benchmark:
     file: str  # in the folder of benchmarks
     hub: str  # the same rows on the Hugging Face Hub
     make: Callable[..., TaskSet]
-    columns: dict[str, str] | None = None  # of the rows on the Hub, where they differ from those of the file
+    columns: dict[str, str] | None = None  # of the Hub's rows, where the file has other names
 
     def task_set(self) -> TaskSet:
         """Return the task set over the file or, if it is missing, over the Hub's rows."""

@@ -1,0 +1,255 @@
+"""``whet eval`` on several sets, of models and endpoints, and the comparison of two."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.toy import toy_recipe, write_recipe
+from whet.cli.main import main
+from whet.core.types import Episode, Span, Task, Trajectory
+from whet.run.scores import Report, counts
+
+Answer = tuple[int, Any]
+
+
+def evaluated(*words: str) -> int:
+    """Run ``whet eval`` and return its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", *map(str, words)])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    sums = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(6)]
+    stem = [{"question": f"Which is {n}?", "options": [str(n), "x"], "answer": "A"} for n in range(4)]
+    for name, rows in (("gsm8k", sums), ("mmlu-stem", stem)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setenv("WHET_BENCHMARKS", str(folder))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return folder
+
+
+class Endpoint:
+    """A stand-in for an OpenAI-compatible server. ``answers`` gives the status and body for a request."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.models = ["tiny"]
+        self.answers: Callable[[dict[str, Any]], Answer] = lambda body: says("\\boxed{A}")
+
+
+def says(text: str, reason: str = "stop") -> Answer:
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": reason}
+    return 200, {"choices": [choice], "usage": {"completion_tokens": 7}}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    there = Endpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(200, {"data": [{"id": name} for name in there.models]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            there.requests.append(body)
+            there.keys.append(self.headers["Authorization"])
+            self._send(*there.answers(body))
+
+        def _send(self, status: int, body: Any) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    there.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield there
+    server.shutdown()
+    server.server_close()
+
+
+def right(body: dict[str, Any]) -> Answer:
+    """Answer the sums rightly and the questions of multiple choice by B, which is wrong."""
+    question = body["messages"][-1]["content"]
+    if question.startswith("What is"):
+        return says(f"\\boxed{{{int(question.split()[2]) + 1}}}")
+    return says("\\boxed{B}")
+
+
+def test_an_endpoint_is_scored_on_several_benchmarks(
+    benchmarks: Path, endpoint: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint.answers = right
+    monkeypatch.setenv("MY_KEY", "secret")
+    assert evaluated(endpoint.url, "--on", "gsm8k,mmlu-stem", "--key-env", "MY_KEY", "--json") == 0
+    sets = json.loads(capsys.readouterr().out)["sets"]
+    assert {name: (values["accuracy"], values["n"]) for name, values in sets.items()} == {
+        "gsm8k": (1.0, 6),
+        "mmlu-stem": (0.0, 4),
+    }
+    assert sets["gsm8k"]["length_mean"] == 7
+    assert len(endpoint.requests) == 10
+    assert set(endpoint.keys) == {"Bearer secret"}
+    assert {(body["model"], body["temperature"], body["max_tokens"]) for body in endpoint.requests} == {
+        ("tiny", 0.0, 2048)
+    }
+
+
+def test_votes_are_counted_and_printed(benchmarks: Path, endpoint: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three of four answers are right, in different notations: a majority with three quarters of the votes."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        n = int(body["messages"][-1]["content"].split()[2]) + 1
+        return says(("\\boxed{%d}", "\\boxed{%d.0}", "\\boxed{0%d0}", "so \\boxed{ %d }")[body["seed"] % 4] % n)
+
+    seeds: dict[str, int] = {}
+
+    def in_turn(body: dict[str, Any]) -> Answer:
+        question = body["messages"][-1]["content"]
+        seeds[question] = seeds.get(question, -1) + 1
+        return answer(body | {"seed": seeds[question]})
+
+    endpoint.answers = in_turn
+    words = (endpoint.url, "--on", "gsm8k", "--samples", "4", "--temperature", "1")
+    assert evaluated(*words, "--json") == 0
+    values = json.loads(capsys.readouterr().out)["sets"]["gsm8k"]
+    assert (values["accuracy"], values["avg_at_4"], values["pass_at_4"]) == (0.75, 0.75, 1.0)
+    assert (values["maj_at_4"], values["cons_at_4"]) == (1.0, 1.0)
+    seeds.clear()
+    assert evaluated(*words, "evaluation.consensus=0.8", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sets"]["gsm8k"]["cons_at_4"] == 0.0
+    seeds.clear()
+    assert evaluated(*words) == 0
+    printed = capsys.readouterr().out
+    for part in ("avg@4", "pass@4", "maj@4", "75.0%", "100.0%"):
+        assert part in printed
+
+
+def test_a_model_is_compared_with_an_endpoint_on_each_set_and_on_all(
+    benchmarks: Path, endpoint: Any, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.answers = right
+    small = ("sampling.max_new_tokens=4", "sampling.max_prompt_tokens=512", "generator.dtype=float32")
+    words = (tiny_model, "--on", "gsm8k", "--on", "mmlu-stem", "--against", f"{endpoint.url}#tiny", *small)
+    assert evaluated(*words, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    gsm8k = found["sets"]["gsm8k"]
+    assert gsm8k["against/accuracy"] == 1.0
+    assert gsm8k["difference"] == pytest.approx(gsm8k["accuracy"] - 1.0)
+    assert gsm8k["difference_low"] <= gsm8k["difference"] <= gsm8k["difference_high"]
+    assert found["all"]["difference"] == pytest.approx(
+        sum(values["n"] * values["difference"] for values in found["sets"].values()) / 10
+    )
+    assert evaluated(*words) == 0
+    printed = capsys.readouterr().out
+    assert f"gsm8k, against {endpoint.url}#tiny: " in printed
+    assert "all tasks, against" in printed
+    assert "mean over sets: " in printed
+
+
+def test_a_recipe_is_compared_with_an_endpoint_on_its_own_tasks(
+    endpoint: Any, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, evaluation={"limit": 5}))
+    endpoint.answers = lambda body: says("lowercase")
+    assert evaluated(recipe, "--against", endpoint.url, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["n"], found["against/n"], found["against/accuracy"]) == (5, 5, 1.0)
+
+
+def test_an_answer_that_fails_is_asked_for_again(
+    benchmarks: Path, endpoint: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whet.fetch.http.pause", lambda *_: 0.0)
+    failures = [(429, {"error": "slow down"}), (500, {}), (200, {"choices": []})]
+    endpoint.answers = lambda body: failures.pop() if failures else right(body)
+    assert evaluated(endpoint.url, "--on", "gsm8k", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sets"]["gsm8k"]["accuracy"] == 1.0
+    assert len(endpoint.requests) == 6 + 3
+
+
+def test_a_cut_answer_and_a_full_context_are_truncated(
+    benchmarks: Path, endpoint: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.answers = lambda body: says("so", "length")
+    assert evaluated(endpoint.url, "--on", "gsm8k", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sets"]["gsm8k"]["truncated"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (401, {"error": "wrong key"}, "refuses the request with HTTP 401"),
+        (404, {"error": "no such model"}, "HTTP 404"),
+        (503, {}, "gave no reply in 6 attempts: HTTP 503"),
+    ],
+)
+def test_an_endpoint_that_gives_no_answer_is_an_error(
+    benchmarks: Path, endpoint: Any, status: int, body: Any, message: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("whet.fetch.http.pause", lambda *_: 0.0)
+    endpoint.answers = lambda _: (status, body)
+    assert evaluated(endpoint.url, "--on", "gsm8k") in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_words_are_refused(
+    benchmarks: Path, endpoint: Any, capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    endpoint.models = ["a", "b"]
+    for words, message in (
+        ((endpoint.url, "--on", "gsm8k"), f"serves a, b; name one: {endpoint.url}#MODEL"),
+        (("http://127.0.0.1:9/v1", "--on", "gsm8k"), "can't be read"),
+        ((tiny_model,), "is a model, and a model has no tasks: name sets, as in --on gsm8k"),
+        ((tiny_model, "--on", "gms8k"), "Did you mean 'gsm8k'?"),
+        ((tiny_model, "--on", "aime24"), "its rows must lie in"),
+        ((tiny_model, "--on", "gsm8k", "--samples", "4"), "add --temperature 1"),
+    ):
+        assert evaluated(*words) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_task_set_and_a_set_of_the_recipe_are_sets_too(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = {"more": {"data": {"type": "tests.toy:Lowercase", "size": 3}}}
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, evaluation={"sets": sets}))
+    assert evaluated(recipe, "--on", "more,tests.toy:Lowercase", "--limit", "2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["sets"]
+    assert {name: values["n"] for name, values in found.items()} == {"more": 2, "tests.toy:Lowercase": 2}
+
+
+def episode(text: str, correct: bool) -> tuple[Task, Episode]:
+    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
+    branch = Trajectory([Span([1], True)], talk)  # type: ignore[arg-type]
+    return Task("t", []), Episode([branch], reward=float(correct), scores={"correct": float(correct)})
+
+
+def test_majorities_need_answers_that_can_be_equal() -> None:
+    answers = [episode("a", True), episode("a", True), episode("b", False), episode("", False)]
+    report = Report.of(answers, 4, lambda task, text: text or None)
+    assert (report.majority_at[4], report.consensus_at[4]) == (1.0, 1.0)
+    assert Report.of(answers, 4, lambda task, text: text or None, share=0.6).consensus_at[4] == 0.0
+    assert set(report.majority_at) == {2, 4}
+    assert 0.5 < report.majority_at[2] < 1
+    assert Report.of(answers, 4).majority_at == {}
+    assert counts(6) == [1, 2, 4, 6]
