@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 from whet.base.errors import WhetError
+from whet.base.extras import require
 from whet.fetch import smollm2
+from whet.fetch.adapter import base_of, is_adapter, merged_folder
 from whet.fetch.artifacts import PREFIX, artifact_folder
 
 log = logging.getLogger(__name__)
@@ -30,8 +32,8 @@ def _local(path: str) -> Path:
 
 
 def fetch_model(path: str, revision: str | None = None, *, with_code: bool = False, with_weights: bool = True) -> Path:
-    """Return the local folder of the model ``path``; converts or downloads it if needed. ``with_code`` also downloads
-    Python files; without ``with_weights`` only config and tokenizer files are downloaded.
+    """Return the local folder of the model ``path``; converts, downloads or merges it if needed. ``with_code`` also
+    downloads Python files; without ``with_weights`` only config and tokenizer files are downloaded.
 
     Raises ``WhetError`` if there is no such folder or Hub id, or the Hub can't be reached within a few seconds.
     """
@@ -39,10 +41,13 @@ def fetch_model(path: str, revision: str | None = None, *, with_code: bool = Fal
     if path == smollm2.NAME:
         return smollm2.smollm2_folder()
     folder = _local(path)
-    if folder.is_dir():
+    if not folder.is_dir():
+        code, weights = ["*.py"] if with_code else [], ["*.safetensors", "*.txt", "*.model", "*.jinja"]
+        folder = _download(path, revision, ["*.json", *code, *(weights if with_weights else [])])
+    if not is_adapter(folder):
         return folder
-    code, weights = ["*.py"] if with_code else [], ["*.safetensors", "*.txt", "*.model", "*.jinja"]
-    return _download(path, revision, ["*.json", *code, *(weights if with_weights else [])])
+    base = fetch_model(*base_of(folder), with_code=with_code, with_weights=with_weights)
+    return merged_folder(folder, base) if with_weights else base
 
 
 def check_model(path: str) -> None:
@@ -51,7 +56,10 @@ def check_model(path: str) -> None:
     if path == smollm2.NAME:
         smollm2.check_available()
     elif folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if is_adapter(folder):
+            require("lora", f"the adapter {folder}", "peft")
+            check_model(base_of(folder)[0])
+        elif not (folder / "config.json").is_file():
             raise WhetError(f"model folder {folder} has no config.json; name the folder with the model's files")
     elif not _HUB_ID.fullmatch(path):
         raise WhetError(

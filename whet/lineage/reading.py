@@ -10,6 +10,7 @@ from whet.base.errors import WhetError
 from whet.config import Config
 from whet.data.base import Data
 from whet.data.files import data_files
+from whet.fetch.adapter import base_of, is_adapter
 from whet.fetch.model import fetch_model
 from whet.lineage.record import Input, Record, Session, maker_of, read_record
 from whet.models.config import ModelConfig
@@ -50,7 +51,7 @@ def _of_part(key: str, part: Config, run: Path) -> Iterator[Input]:
     if not type(part).__module__.startswith("whet."):
         yield from _code(key, type(part), run)
     if isinstance(part, ModelConfig):
-        yield _model(key, part.path, part.revision, run)
+        yield from _model(key, part.path, part.revision, run)
     elif isinstance(part, Data):
         for name, value in part:
             if not isinstance(value, str):
@@ -58,7 +59,7 @@ def _of_part(key: str, part: Config, run: Path) -> Iterator[Input]:
             if name == "path" or name.endswith("_path"):
                 yield _data(f"{key}.{name}", value, run)
             elif name == "model":
-                yield _model(f"{key}.{name}", value, getattr(part, "revision", None), run)
+                yield from _model(f"{key}.{name}", value, getattr(part, "revision", None), run)
     replay = getattr(part, "replay", None)
     if isinstance(replay, str):
         record = maker_of([Path(replay) / "recipe.yaml"], run)
@@ -71,18 +72,21 @@ def _data(setting: str, path: str, run: Path) -> Input:
     return _of_files(setting, path, lambda: [file.absolute() for file in data_files(path)], run, whole=True)
 
 
-def _model(setting: str, path: str, revision: str | None, run: Path) -> Input:
-    """Return a model. The folder of a Hub id is called after its commit."""
+def _model(setting: str, path: str, revision: str | None, run: Path) -> Iterator[Input]:
+    """Yield a model and, for an adapter, its base model. The folder of a Hub id is called after its commit."""
     folder = Path(path).expanduser()
     local = folder.is_dir()
     if not local:
         try:
             folder = fetch_model(path, revision)
         except WhetError:  # a model behind an API, which has only a name here
-            return Input(setting=setting, name=path)
+            yield Input(setting=setting, name=path)
+            return
+    elif is_adapter(folder):
+        yield from _model(f"{setting} (base)", *base_of(folder), run)
     model = _of_files(setting, path, lambda: model_files(folder.absolute()), run, whole=False)
     commit = folder.name if not local and folder.parent.name == "snapshots" else ""
-    return model.model_copy(update={"revision": commit})
+    yield model.model_copy(update={"revision": commit})
 
 
 def _code(setting: str, kind: type[Config], run: Path) -> Iterator[Input]:

@@ -35,7 +35,8 @@ class LoraSettings(Config):
 
 class ModelConfig(Config):
     """The model's weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, an id on the Hugging Face Hub,
-    or an artifact of ``whet export --name``, as in ``artifact:policy:latest``."""
+    or an artifact of ``whet export --name``, as in ``artifact:policy:latest``. The folder or id may be an adapter of
+    PEFT, which is merged into its base model."""
 
     bare: ClassVar = "path"
 

@@ -1,0 +1,80 @@
+"""An adapter of PEFT as the model to start from: it is merged into its base model once, in the cache folder, so that
+every later part sees an ordinary model folder.
+"""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from whet.base.digest import digest
+from whet.base.errors import WhetError
+from whet.base.extras import extra
+from whet.base.files import replacing
+from whet.base.progress import PROGRESS
+from whet.fetch.cache import cache_folder
+
+log = logging.getLogger(__name__)
+
+_CONFIG = "adapter_config.json"
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter instead of a whole model."""
+    return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(adapter: Path) -> tuple[str, str | None]:
+    """Return the folder or Hub id of an adapter's base model, and its revision. Raises ``WhetError`` if it names none
+    that a policy could start from."""
+    path = adapter / _CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        base, revision, task = (config.get(key) for key in ("base_model_name_or_path", "revision", "task_type"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise WhetError(f"adapter {path} can't be read: {error}") from None
+    if not base or Path(base).expanduser().resolve() == adapter.resolve():
+        raise WhetError(f"adapter {path} names no base model; set its base_model_name_or_path")
+    if task not in (None, "CAUSAL_LM"):
+        raise WhetError(f"adapter {path} is for the task {task}, and a model to train needs CAUSAL_LM")
+    return str(base), revision
+
+
+def merged_folder(adapter: Path, base: Path) -> Path:
+    """Return a folder with the base model and the adapter merged into it. The first call writes it; processes that
+    call at the same time wait. Raises ``WhetError`` if the two don't fit."""
+    from filelock import FileLock
+
+    files = sorted(path for path in base.iterdir() if path.is_file())
+    facts = [str(base.resolve()), *(f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files)]
+    facts += [digest(path) for path in sorted(adapter.iterdir()) if path.is_file() and path.suffix != ".md"]
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    folder = cache_folder() / f"merged-{adapter.resolve().name}-{key}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            PROGRESS.begin(f"merging {adapter.name} into its base model")
+            log.info("merging the adapter %s into %s, in %s", adapter, base, folder)
+            with replacing(folder) as staging:
+                _merge(adapter, base, staging)
+            PROGRESS.begin("loading")
+    return folder
+
+
+def _merge(adapter: Path, base: Path, out: Path) -> None:
+    with extra("lora", f"the adapter {adapter}"):
+        from peft import PeftModel
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
+        merged: Any = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    except Exception as error:  # damaged or strange files raise errors of several libraries
+        text = str(error).strip().partition("\n")[0]
+        raise WhetError(f"adapter {adapter} can't be merged into {base}: {type(error).__name__}: {text}") from error
+    dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
+    merged.to(dtype).save_pretrained(out)
+    tokens = adapter if (adapter / "tokenizer_config.json").is_file() else base
+    AutoTokenizer.from_pretrained(tokens).save_pretrained(out)
