@@ -71,8 +71,8 @@ def test_damaged_lines_are_counted_and_left_out(tmp_path):
     )
     history = history_of(tmp_path)
     assert history.train.steps.tolist()[-1] == 3
-    assert history.damaged_lines == 7
-    assert history.notices() == ["7 damaged lines of metrics.jsonl were left out: 2, 3, 4, 5, 6 ..."]
+    assert history.damaged_lines == 6
+    assert history.notices() == ["6 damaged lines of metrics.jsonl were left out: 2, 3, 4, 5, 6 ..."]
 
 
 def test_evaluations_and_facts_are_kept_apart(tmp_path):
@@ -82,6 +82,13 @@ def test_evaluations_and_facts_are_kept_apart(tmp_path):
     assert history.reported == {"run/device": "cpu"}
     assert [(line["evaluation/accuracy"], line["evaluation/n"]) for line in history.evaluations] == [(0.5, 8)]
     assert history.train.names == ["loss"]
+
+
+def test_an_evaluation_keeps_finite_numbers_only(tmp_path):
+    line = {"step": 1, "kind": "evaluation", "evaluation/accuracy": "x", "evaluation/loss": None, "evaluation/n": 8}
+    append(tmp_path, line, '{"step": 2, "kind": "evaluation", "evaluation/loss": NaN}\n')
+    kept = [{"step": 1, "evaluation/n": 8, "kind": "evaluation"}, {"step": 2, "kind": "evaluation"}]
+    assert history_of(tmp_path).evaluations == kept
 
 
 def test_a_file_larger_than_a_chunk_is_read_in_parts(tmp_path, monkeypatch):

@@ -4,9 +4,13 @@ A run of 100,000 steps with 50 metrics takes 40 MB. Only complete lines are read
 resumed run does, is read from the beginning.
 """
 
+import math
 import os
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import lt
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
-from whet.metrics.sinks.jsonl import FILE
+from whet.metrics.sinks.jsonl import FILE, RESERVED
 
 _CHUNK = 8 << 20  # bytes read at once
 _MOST_NAMES = 2000  # metrics of a run; further ones are ignored
@@ -47,33 +51,58 @@ class Table:
         values = self._columns.get(name, array("d"))
         return np.concatenate([np.array(values), np.full(len(self) - len(values), np.nan)])
 
-    def add(self, line: dict[str, Any]) -> None:
-        """Add a line. Later values of a step replace earlier ones."""
-        step = line["step"]
-        row = len(self._steps)
-        if not row or step > self._steps[-1]:
-            self._steps.append(step)
-        elif self._steps[row := bisect_left(self._steps, step)] != step:
-            for values in self._columns.values():
-                if row < len(values):
-                    values.insert(row, float("nan"))
-            self._steps.insert(row, step)
-        for name, value in line.items():
-            if value is None:
-                value = float("inf")
-            elif type(value) is not float and type(value) is not int:
-                continue
-            values = self._columns.get(name)  # type: ignore[assignment]
-            if values is None:
-                if name == "step" or len(self._columns) >= _MOST_NAMES:
-                    continue
-                values = self._columns[name] = array("d")
-            if len(values) < row:
-                values.extend([float("nan")] * (row - len(values)))
-            if len(values) == row:
-                values.append(value)
+    def extend(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Add lines. Later values of a step replace earlier ones."""
+        for names, group in groupby(lines, key=tuple):  # nearly all lines have the same names: a column at a time
+            same = list(group)
+            steps = [line["step"] for line in same]
+            row = len(self._steps)
+            if all(map(lt, [self._steps[-1] if row else -(2**62), *steps[:-1]], steps)):
+                self._steps.extend(steps)
+                for name, values in zip(names, zip(*(line.values() for line in same), strict=True), strict=True):
+                    self._append(name, row, values)
             else:
-                values[row] = value
+                for line in same:
+                    self._set(line)
+
+    def _append(self, name: str, row: int, values: Sequence[Any]) -> None:
+        """Write the numbers of a metric from a row on."""
+        if name in RESERVED or all(isinstance(value, str) for value in values):
+            return
+        if name not in self._columns and len(self._columns) >= _MOST_NAMES:
+            return
+        column = self._columns.setdefault(name, array("d"))
+        column.extend([math.nan] * (row - len(column)))
+        try:
+            column.extend(values)
+        except (TypeError, OverflowError):  # of a number that was not finite, written as null, or a text
+            del column[row:]
+            column.extend(map(_number, values))
+
+    def _set(self, line: dict[str, Any]) -> None:
+        """Write a line over the one of its step, or insert it."""
+        row = bisect_left(self._steps, line["step"])
+        if row == len(self._steps) or self._steps[row] != line["step"]:
+            self._steps.insert(row, line["step"])
+            for column in self._columns.values():
+                if row < len(column):
+                    column.insert(row, math.nan)
+        for name, value in line.items():
+            later = self._columns.get(name, array("d"))[row + 1 :]
+            if name in self._columns:
+                del self._columns[name][row:]
+            self._append(name, row, [value])
+            if later:
+                self._columns[name].extend(later)
+
+
+def _number(value: Any) -> float:
+    if value is None:
+        return math.inf
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.inf
 
 
 class History:
@@ -119,12 +148,26 @@ class History:
             self._note_damage()
             end = len(data)
         self._offset += end
+        train: list[dict[str, Any]] = []
         for text in data[:end].split(b"\n")[:-1]:
             self._lines += 1
             try:
-                self._add(from_json(text))
-            except (ValueError, TypeError, AttributeError, KeyError, OverflowError):
+                line = from_json(text)
+                step, kind = line["step"], line.get("kind", "train")
+                if type(step) is not int or abs(step) >= 2**62:
+                    raise ValueError("the step is not a number of a step")
+            except (ValueError, TypeError, AttributeError, KeyError):
                 self._note_damage()
+                continue
+            if kind == "train":
+                train.append(line)
+            elif kind == "evaluation":
+                self._add_evaluation(line)
+        self.train.extend(train)
+        for names, lines in groupby(train, key=tuple):
+            facts = [name for name in names if name.startswith("run/")]
+            for line in lines if facts else ():
+                self.reported.update({name: line[name] for name in facts})
         return end > 0
 
     def read(self) -> None:
@@ -139,19 +182,13 @@ class History:
         where = ", ".join(map(str, self.damaged)) + (" ..." if self.damaged_lines > len(self.damaged) else "")
         return [f"{self.damaged_lines} damaged lines of {self.path.name} were left out: {where}"]
 
-    def _add(self, line: dict[str, Any]) -> None:
-        step = line["step"]
-        if type(step) is not int:
-            raise TypeError("the step is not a whole number")
-        kind = line.get("kind", "train")
-        if kind == "evaluation":
-            if self.evaluations and self.evaluations[-1]["step"] == step:
-                self.evaluations[-1].update(line)
-            else:
-                self.evaluations.append(line)
-        elif kind == "train":
-            self.reported.update({name: value for name, value in line.items() if name.startswith("run/")})
-            self.train.add(line)
+    def _add_evaluation(self, line: dict[str, Any]) -> None:
+        finite = {name: value for name, value in line.items() if math.isfinite(_number(value))}
+        line = finite | {"kind": "evaluation"}
+        if self.evaluations and self.evaluations[-1]["step"] == line["step"]:
+            self.evaluations[-1].update(line)
+        else:
+            self.evaluations.append(line)
 
     def _note_damage(self) -> None:
         self.damaged_lines += 1

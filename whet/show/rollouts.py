@@ -100,8 +100,8 @@ def _tokens(record: RolloutRecord, places: range) -> Iterator[tuple[str, int, fl
     """Yield (text, id, log-prob of the sampler, of the learner) of the first tokens."""
     learner, sampler = record.learner_logprobs or [], record.logprobs
     for i in places[:MOST_TOKENS]:
-        pair = (_rounded(values[i]) if i < len(values) else None for values in (sampler, learner))
-        yield record.texts[i][:_PIECE], record.tokens[i], *pair
+        old, new = (_rounded(values[i]) if i < len(values) else None for values in (sampler, learner))
+        yield record.texts[i][:_PIECE], record.tokens[i], old, new
 
 
 def _rounded(value: float | None) -> float | None:

@@ -106,10 +106,13 @@ class Watch:
     async def serve(self) -> None:
         """Answer clients until ``close`` or cancellation."""
         followers = [asyncio.create_task(self._follow(run)) for run in self.runs]
+        serving = asyncio.create_task(self._server.serve([self._listener]))
         try:
-            await self._server.serve([self._listener])
+            done, _ = await asyncio.wait((serving, *followers), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:  # a follower ends by an error only
+                await task
         finally:
-            for task in followers:
+            for task in (serving, *followers):
                 task.cancel()
             for run in self.runs:
                 run.threads.shutdown(wait=False, cancel_futures=True)
@@ -126,7 +129,7 @@ class Watch:
         while True:
             more = await asyncio.get_running_loop().run_in_executor(run.threads, run.refresh)
             state = b'{"runs":[' + b",".join(each.summary for each in self.runs) + b"]}"
-            if state != self._state and all(each.summary != b"{}" for each in self.runs):
+            if state != self._state:
                 async with self._changed:
                     self._state, self._number = state, self._number + 1
                     self._changed.notify_all()

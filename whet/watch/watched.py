@@ -15,6 +15,7 @@ from whet.watch.search import Place, Query, search, whole_episode
 
 _THREADS = 4
 _KEPT = 8  # encoded charts, one for each range
+_READING = 0.5  # seconds between two looks at a run whose metrics are still being read
 _OFTEN = 5.0  # seconds between two looks at the state, and at the folder of rollouts
 _SHARE = 20  # looks at the rollouts take at most a twentieth of the time
 
@@ -27,12 +28,13 @@ class WatchedRun:
         self.history = History(folder)
         self.threads = ThreadPoolExecutor(_THREADS, "whet-watch")  # so that a folder that hangs delays no other
         self.version = 0  # grows with the metrics
-        self.summary = b"{}"  # JSON for the page, of the last refresh
         self._overview = Overview.of(folder)
         self._lock = threading.Lock()  # guards the history and the charts
         self._charts: OrderedDict[Range, bytes] = OrderedDict()
         self._steps: list[int] = []
         self._looked = self._listed = float("-inf")
+        self.summary = b""  # JSON for the page
+        self._look()
 
     def refresh(self) -> bool:
         """Read what is new. Return whether there is more to read at once."""
@@ -45,7 +47,8 @@ class WatchedRun:
                 self.version += 1
                 self._charts.clear()
             now = time.monotonic()
-            if changed or now - self._looked > _OFTEN:
+            wait = _OFTEN if not changed else 0.0 if self.history.share == 1 else _READING
+            if now - self._looked >= wait:
                 self._looked = now
                 self._list_rollouts()
                 self._look()
@@ -59,7 +62,7 @@ class WatchedRun:
         except OSError:
             state = "gone"
         run = self._overview.as_json(self.history, state, time.time())
-        run |= {"version": self.version, "recorded": len(self._steps), "read": round(self.history.share, 2)}
+        run |= {"version": self.version, "recorded": len(self._steps), "read": int(100 * self.history.share) / 100}
         self.summary = encode(run).encode("utf-8", "replace")
 
     def _list_rollouts(self) -> None:

@@ -63,7 +63,14 @@ function zoom(range) {
 
 async function loadCharts() {
   const zoomAsked = state.zoom;
-  const loaded = await Promise.all(state.runs.map((_, run) => source.charts(run, zoomAsked).catch(() => state.charts[run] || null)));
+  const versions = state.runs.map((run) => run.version);
+  const loaded = await Promise.all(versions.map(async (version, run) => {
+    try {
+      return { ...await source.charts(run, zoomAsked), version };
+    } catch { // the next event asks again
+      return state.charts[run] || null;
+    }
+  }));
   if (zoomAsked !== state.zoom) return;
   state.charts = loaded;
   drawCharts();
@@ -174,11 +181,11 @@ function drawRollouts() {
 function follow() {
   const offlineNote = element("p", { class: "alarms", hidden: true, id: "lost" }, "The connection to whet watch is lost; the page shows what it had, and tries again.");
   document.body.prepend(offlineNote);
-  let busy = false, again = false;
+  let busy = false, again = false, drawn = performance.now();
   const charts = async () => {
     if (busy) return void (again = true);
     busy = true;
-    const began = performance.now();
+    const began = (drawn = performance.now());
     await loadCharts();
     setTimeout(() => { // at most a fifth of the time is spent on charts
       busy = false;
@@ -194,7 +201,8 @@ function follow() {
     drawFacts();
     if (before.length !== state.runs.length) drawLegend();
     if (place.rollouts.dataset.any !== String(state.runs[state.run].recorded)) drawRollouts();
-    if (!before.length || state.runs.some((run, i) => run.version !== before[i].version)) charts();
+    const read = state.runs.every((run) => run.read === 1) || performance.now() - drawn > 10000; // not of a part of a long file
+    if (read && state.runs.some((run, i) => run.version !== state.charts[i]?.version)) charts();
   };
 }
 
