@@ -64,6 +64,8 @@ def _print(manifest: "Manifest") -> None:
     console = Console()
     console.print(table)
     for name, tally in manifest.sources.items():
+        for what, count in tally.changed.items():
+            print(f"{name}: {what} in {count:,} rows")
         for reason, example in tally.examples.items():
             print(escape_controls(f"{name}: the first row dropped as {reason!r}: {example[:300]}"))
     for split, files in manifest.splits.items():

@@ -18,7 +18,7 @@ from whet.config.schema import UNTYPED, merge
 from whet.config.tree import DEFAULT, Node, from_plain
 from whet.data.files import data_files
 from whet.data.row_kinds import Conversation, Example, Preference, Scored
-from whet.data.rows import Rows
+from whet.data.rows import FileRows
 from whet.fetch.model import check_model
 from whet.models.config import ModelConfig
 from whet.pipeline.config import (
@@ -291,7 +291,7 @@ class _Builder:
             assert isinstance(source.stage, RowsOfAnswers)
             kind = _FORMS[source.stage.form]
         data = _data(job)
-        if isinstance(data, Rows) and kind.fields != data.kind.fields:
+        if isinstance(data, FileRows) and kind.fields != data.kind.fields:
             fields = [", ".join(each) for each in (kind.fields, data.kind.fields)]
             self._complain(job.name, key, f"{reference} holds rows of {fields[0]}; the recipe reads {fields[1]}")
 

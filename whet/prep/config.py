@@ -20,10 +20,23 @@ class Source(Config):
     """Type, path and columns, as in ``data`` of a recipe. Rows longer than its ``max_tokens`` are dropped."""
     share: float = Field(1.0, gt=0, le=1000)
     """Copies of each row in the output; a fraction is a random choice, the same for the same seed."""
+    where: dict[str, tuple[float, float]] = Field({})
+    """Columns with the least and the greatest number that a kept row has, as in ``{pass_rate: [0.1, 0.9]}``."""
     limit: int | None = Field(None, gt=0)
     """Read at most this many rows, the first of the source."""
     licence: str = ""
     """Recorded in the manifest."""
+
+
+class Thoughts(Config):
+    """Changes of the thoughts of replies (``<think>``, or ``reasoning_content``); rows without any stay as they are."""
+
+    removed: float = Field(0.0, ge=0, le=1)
+    """Share of the rows that lose their thoughts."""
+    cut: float = Field(0.0, ge=0, le=1)
+    """Share of the rows whose longer thoughts end after a budget; the answer follows."""
+    budgets: tuple[Annotated[int, Field(gt=0)], ...] = Field((512, 1024, 2048, 4096), min_length=1)
+    """Tokens of a cut thought; one of them for each row."""
 
 
 class Decontamination(Config):
@@ -55,6 +68,7 @@ class PrepConfig(Config):
     near: float = Field(0.8, gt=0, lt=1)
     """The Jaccard similarity above which ``drop_near`` drops a row."""
     decontamination: Decontamination = Decontamination()
+    thoughts: Thoughts = Thoughts()
     validation: float = Field(0.02, ge=0, lt=1)
     """Share of the questions in the validation split, chosen by a hash of the question."""
     test: float = Field(0.0, ge=0, lt=1)
@@ -75,6 +89,14 @@ class PrepConfig(Config):
         for name, source in self.sources.items():
             if type(source.rows).read is not FileRows.read:
                 raise ValueError(f"sources.{name}.rows makes its rows and reads no file, so it can't be prepared")
+        if self.thoughts.removed + self.thoughts.cut > 1:
+            raise ValueError("thoughts.removed and thoughts.cut are shares of the rows, and together more than 1")
+        if self.model is None and self.thoughts.cut:
+            raise ValueError("thoughts.budgets are in tokens: set model, whose tokenizer counts them")
+        for name, source in self.sources.items():
+            for column, (least, greatest) in source.where.items():
+                if least > greatest:
+                    raise ValueError(f"sources.{name}.where.{column}: {least:g} is more than {greatest:g}")
         if self.model is None and (limited := [name for name, s in self.sources.items() if s.rows.max_tokens]):
             raise ValueError(f"sources.{limited[0]}.rows.max_tokens needs a tokenizer: set model")
         return self

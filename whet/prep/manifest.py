@@ -24,6 +24,7 @@ class SourceTally:
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows
     examples: dict[str, str] = field(default_factory=dict)  # reason -> the first such row, with its problem
     kept: int = 0
+    changed: dict[str, int] = field(default_factory=dict)  # what was done -> kept rows
     copies: int = 0  # rows written beyond one for each kept row
 
     def drop(self, reason: str, example: str = "") -> None:

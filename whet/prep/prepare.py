@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import version
@@ -26,6 +26,7 @@ from whet.data.row import placed_rows
 from whet.prep.contamination import Contamination, texts_of
 from whet.prep.duplicates import normalized, seen_before
 from whet.prep.manifest import FILE, Manifest, SourceTally
+from whet.prep.thoughts import changes
 
 if TYPE_CHECKING:
     from whet.chat.renderer import Renderer
@@ -124,6 +125,7 @@ def _read(
 ) -> SourceTally:
     """Check the rows of a source one by one and write the good ones."""
     tally, rows = SourceTally(), source.rows
+    change = changes(config.thoughts, config.seed, renderer)
     limit = min(source.limit or _LARGEST, sample or _LARGEST)
     with out.open("w", encoding="utf-8") as file:
         for where, values, as_texts in placed_rows(rows.path, rows.columns):
@@ -132,26 +134,45 @@ def _read(
             tally.read += 1
             try:
                 row = rows.kind.of(where, values, as_texts)
-                reason = None if renderer is None else rows.unusable(rows.group(row, renderer))
+                reason = _outside(source.where, where, values)
+                if changed := change(where, output := row.output()):
+                    row = rows.kind.of(where, output)
+                if renderer is not None and reason is None:
+                    reason = rows.unusable(rows.group(row, renderer))
             except DataError as error:
                 tally.drop("wrong", str(error))
                 if tally.read >= _EARLY:
                     _check_share(name, tally, config.max_dropped)
                 continue
-            output, rewards = row.output(), [answer.reward for answer in row.answers]
+            rewards = [answer.reward for answer in row.answers]
             if len(rewards) > len(set(rewards)):
-                reason = "no answer is preferred"
+                reason = reason or "no answer is preferred"
             if reason is None and contamination.found_in(texts_of(output)):
                 reason = "text of an evaluation set"
             if reason is not None:
                 tally.drop(reason, where)
                 continue
             tally.kept += 1
+            if changed:
+                tally.changed[changed] = tally.changed.get(changed, 0) + 1
             question = normalized(json.dumps(row.question, sort_keys=True, ensure_ascii=False))
             key = hashlib.blake2b(question.encode(), digest_size=16).hexdigest()
             file.write(f"{json.dumps(where)}\t{key}\t{json.dumps(output, ensure_ascii=False)}\n")  # JSON has no tabs
     _check_share(name, tally, config.max_dropped)
     return tally
+
+
+def _outside(ranges: Mapping[str, tuple[float, float]], where: str, values: Mapping[str, Any]) -> str | None:
+    """Return the reason to drop a row if a column is outside of its range. Raises ``DataError`` if it has no number."""
+    for column, (least, greatest) in ranges.items():
+        try:
+            number = float(values[column])
+        except (KeyError, TypeError, ValueError):
+            shown = f"is {values[column]!r}" if column in values else "is missing"
+            raise DataError(f"{where}: field {column!r} {shown}, and where.{column} needs a number") from None
+        if not least <= number <= greatest:
+            return f"{column} outside {least:g} to {greatest:g}"
+    return None
 
 
 def _check_share(name: str, tally: SourceTally, most: float) -> None:
