@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.launch.conftest import Schedulers, whet
 from whet.launch.job import Record, launches
-from whet.launch.schedulers import states
+from whet.launch.submit import states
 
 TRAIN = ("train", "quickstart", "steps=3", "--folder", "runs/a b")
 KINDS = {"here": "local", "box": "docker", "cluster": "slurm", "pods": "kubernetes", "cloud": "skypilot"}
@@ -216,15 +215,13 @@ def test_a_scheduler_that_hangs_is_named(
 ) -> None:
     assert whet(*TRAIN, "--batch", profile) == 0
     schedulers.wait(schedulers.calls)
-    monkeypatch.setattr("whet.launch.schedulers.DEADLINE", 0.3)
+    monkeypatch.setattr("whet.launch.scheduler.DEADLINE", 0.3)
     schedulers.set("hang")
-    begun = time.monotonic()
     assert whet("runs") == 0
     printed = capfd.readouterr().out
     assert "unknown" in printed
     assert f"the state of jobs of kind {KINDS[profile]} is unknown:" in printed
     assert "did not answer within" in printed
-    assert time.monotonic() - begun < 60
     schedulers.clear("hang")
 
 
@@ -253,12 +250,14 @@ def test_other_commands_run_as_jobs_with_the_same_words(schedulers: Schedulers) 
     assert [each.name for each in launches(Path("runs/first"))] == ["1", "2"]
     assert whet("eval", "runs/first", "--limit", "3", "--run", "here") == 0
     assert whet("prep", "blend.yaml", "--out", "x", "--run", "here") == 0
+    assert whet("pipeline", "rlhf", "-c", "tiny", "--run", "here") == 0
     first = str(Path("runs/first").absolute())
     assert schedulers.calls() == [
         ["resume", first, "steps=9"],
         ["resume", first],
         ["eval", "runs/first", "--limit", "3"],
         ["prep", "blend.yaml", "--out", "x"],
+        ["pipeline", "rlhf", "-c", "tiny"],
     ]
 
 

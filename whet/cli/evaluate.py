@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from whet.run.scores import Report
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(?<!\.yaml)(?<!\.yml)")  # of the Hugging Face Hub
-_FOR_MODELS = ("sampling.max_prompt_tokens=2048", "sampling.max_new_tokens=2048", "evaluation.temperature=0")
+_FOR_MODELS = (
+    "sampling.max_prompt_tokens=2048",
+    "sampling.max_new_tokens=2048",
+    "evaluation.temperature=0",
+    "learner.max_tokens=10000000",  # nothing is learned, so the learner limits no answer
+)
 
 
 def evaluate(

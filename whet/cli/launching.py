@@ -106,8 +106,8 @@ def _request(context: typer.Context, profile: str) -> Request:
 
 
 def _launch(job: "Job", attached: bool, dry_run: bool) -> None:
-    from whet.launch.schedulers import launch
     from whet.launch.scripts import render
+    from whet.launch.submit import launch
 
     if dry_run:
         print(render(job), end="")

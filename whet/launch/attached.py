@@ -8,7 +8,9 @@ from typing import BinaryIO
 
 from whet.base.errors import WhetError
 from whet.launch.job import Record
-from whet.launch.schedulers import SCHEDULERS, Scheduler, State, states
+from whet.launch.scheduler import Scheduler, State
+from whet.launch.schedulers import SCHEDULERS
+from whet.launch.submit import states
 
 _PATIENCE = 600.0  # seconds for which a scheduler may fail to answer
 _OUTPUT_DEADLINE = 20.0  # seconds for the end of the output after the end of the job

@@ -1,141 +1,18 @@
-"""The schedulers that take jobs: this machine, Docker, Slurm, Kubernetes and SkyPilot. Each is asked through its
-command-line tool, with a deadline."""
+"""The schedulers that take jobs: this machine, Docker, Slurm, Kubernetes and SkyPilot."""
 
 import json
 import os
 import re
 import signal
 import subprocess
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from whet.base.errors import ConfigError, WhetError
-from whet.base.escaping import escape_controls
-from whet.base.files import write_atomically
-from whet.launch.job import LOG, Job, Record, keep, launches, record
+from whet.launch.job import LOG, Job, Record
 from whet.launch.profiles import Kubernetes, SkyPilot
-from whet.launch.scripts import docker_options, file_name, render
-
-DEADLINE = 20.0
-"""Seconds that a scheduler has for an answer."""
-_SUBMIT_DEADLINE = 600.0  # images are pulled, machines are found
-
-
-class SchedulerError(WhetError):
-    """A scheduler failed, did not answer, or is not installed."""
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A job's state as its scheduler reports it."""
-
-    phase: Literal["queued", "running", "ended", "lost", "unknown"]
-    detail: str = ""  # the scheduler's word, or why it can't be asked
-    code: int | None = None  # exit code, once the job has ended
-
-    @property
-    def final(self) -> bool:
-        return self.phase in ("ended", "lost")
-
-
-class Scheduler(ABC):
-    """One kind of place for jobs."""
-
-    poll: ClassVar[float] = 5.0
-    """Seconds between two questions while a job is followed."""
-    writes_log: ClassVar[bool] = True
-    """The job's output is in the log of its launch."""
-    gone: ClassVar[tuple[str, ...]] = ()
-    """Parts of the error of a cancelled job that has ended already."""
-
-    @abstractmethod
-    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
-        """Submit the script of a job, which is written; return the job's id and other facts that identify it."""
-
-    @abstractmethod
-    def states(self, records: Sequence[Record]) -> dict[str, State]:
-        """Return the state of each job by id. Raises ``SchedulerError``."""
-
-    @abstractmethod
-    def cancel_words(self, record: Record) -> list[str]:
-        """Return the command that asks a job to end."""
-
-    def cancel(self, record: Record) -> None:
-        """Ask a job to end."""
-        ask(*self.cancel_words(record), missing=self.gone)
-
-    def follow_words(self, record: Record) -> list[str]:
-        """Return the command that prints the job's output as it comes."""
-        return ["tail", "-n", "+1", "-F", str(record.log)]
-
-
-def launch(job: Job) -> Record:
-    """Submit a job and keep what was sent with the run."""
-    missing = [name for name in job.profile.secrets if name not in os.environ]
-    if missing and not isinstance(job.profile, Kubernetes):
-        raise ConfigError(
-            f"profiles.{job.profile_name}.secrets: {missing[0]} is not set in this shell; export it first"
-        )
-    write_atomically(job.folder / file_name(job.profile), render(job))
-    commits = keep(job)
-    kind = job.profile.model_dump()["kind"]
-    id, extra = SCHEDULERS[kind].submit(job)
-    return record(job, id, kind, commits, extra)
-
-
-def states(records: Iterable[Record]) -> dict[Record, State]:
-    """Return the state of each job. Each scheduler is asked once; for a scheduler that can't be asked, the state says
-    why."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
-    for each in records:
-        place = (each.kind, each.profile.get("context") or "", each.profile.get("namespace") or "")
-        groups.setdefault(place, []).append(each)
-    answers: dict[Record, State] = {}
-    for (kind, *_), members in groups.items():
-        try:
-            states = SCHEDULERS[kind].states(members)
-        except SchedulerError as error:
-            states = {each.id: State("unknown", str(error)) for each in members}
-        lost = State("lost", "its scheduler does not list it")
-        answers |= {each: states.get(each.id) or _written(each) or lost for each in members}
-    return answers
-
-
-def newest(folders: Iterable[Path]) -> dict[Path, tuple[Record, State]]:
-    """Return the newest launch of each run folder that has one, with its state."""
-    records = [Record.read(every[-1]) for folder in folders if (every := launches(folder))]
-    return {each.run: (each, state) for each, state in states(records).items()}
-
-
-def _written(record: Record) -> State | None:
-    """Return the end of a job as its own script wrote it, for a job that its scheduler has forgotten."""
-    code = record.exit_code()
-    return None if code is None else State("ended", "", code)
-
-
-def ask(*words: str, deadline: float | None = None, missing: Sequence[str] = ()) -> str:
-    """Return what a scheduler's tool prints, or nothing if its error contains one of the texts ``missing``."""
-    deadline = deadline or DEADLINE
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, errors="replace", timeout=deadline, stdin=subprocess.DEVNULL
-        )
-    except FileNotFoundError:
-        raise SchedulerError(f"{words[0]} is not installed here, or not in PATH") from None
-    except OSError as error:
-        raise SchedulerError(f"{words[0]} can't be started: {error}") from None
-    except subprocess.TimeoutExpired:
-        raise SchedulerError(f"{' '.join(words[:2])} did not answer within {deadline:.0f} s") from None
-    if done.returncode != 0:
-        text = escape_controls((done.stderr.strip() or done.stdout.strip() or "no message")[-500:])
-        if any(part in text for part in missing):
-            return ""
-        raise SchedulerError(f"{' '.join(words[:2])} failed with exit code {done.returncode}: {text}")
-    return done.stdout
+from whet.launch.scheduler import SUBMIT, Scheduler, SchedulerError, State, ask
+from whet.launch.scripts import docker_options, file_name
 
 
 class LocalScheduler(Scheduler):
@@ -191,7 +68,7 @@ class DockerScheduler(Scheduler):
     _PHASES: ClassVar[Mapping[str, Any]] = {"created": "queued", "exited": "ended", "dead": "ended"}
 
     def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
-        printed = ask("docker", "run", "--detach", *docker_options(job), deadline=_SUBMIT_DEADLINE)
+        printed = ask("docker", "run", "--detach", *docker_options(job), times=SUBMIT)
         return printed.split()[-1][:12] if printed.split() else job.name, {}
 
     def states(self, records: Sequence[Record]) -> dict[str, State]:
@@ -226,7 +103,7 @@ class SlurmScheduler(Scheduler):
     _RUNNING: ClassVar = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 
     def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
-        printed = ask("sbatch", "--parsable", str(job.folder / file_name(job.profile)), deadline=_SUBMIT_DEADLINE)
+        printed = ask("sbatch", "--parsable", str(job.folder / file_name(job.profile)), times=SUBMIT)
         id = printed.strip().split("\n")[-1].split(";")[0]
         if not id.isdecimal():
             raise SchedulerError(f"sbatch printed no job id: {printed.strip()[-300:]!r}")
@@ -288,7 +165,7 @@ class KubernetesScheduler(Scheduler):
             "create",
             "--filename",
             str(job.folder / file_name(job.profile)),
-            deadline=_SUBMIT_DEADLINE,
+            times=SUBMIT,
         )
         return job.name, {}
 
@@ -331,14 +208,14 @@ class SkyPilotScheduler(Scheduler):
         assert isinstance(job.profile, SkyPilot)
         secrets = [part for name in job.profile.secrets for part in ("--secret", name)]
         task = str(job.folder / file_name(job.profile))
-        ask("sky", "jobs", "launch", "--yes", "--detach-run", *secrets, task, deadline=_SUBMIT_DEADLINE)
+        ask("sky", "jobs", "launch", "--yes", "--detach-run", *secrets, task, times=SUBMIT)
         ids = [str(each["job_id"]) for each in self._queue() if each.get("job_name") == job.name]
         if not ids:
             raise SchedulerError(f"sky jobs launch ended well, and sky jobs queue lists no job {job.name}")
         return max(ids, key=int), {}
 
     def _queue(self) -> list[dict[str, Any]]:
-        printed = ask("sky", "jobs", "queue", "--output", "json", deadline=4 * DEADLINE)
+        printed = ask("sky", "jobs", "queue", "--output", "json", times=4)
         try:
             return list(json.loads(printed[printed.index("[") :]))
         except ValueError:

@@ -14,7 +14,8 @@ from whet.base.escaping import escape_controls
 from whet.checkpoint.lock import is_locked
 from whet.config.tree import dotted, from_plain
 from whet.launch.job import FOLDER, RECORD, Record
-from whet.launch.schedulers import State, newest
+from whet.launch.scheduler import State
+from whet.launch.submit import newest
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.metrics.statistics import newcombe
 from whet.show.facts import Change, Measured, RunFacts, Summary, read_recipe
