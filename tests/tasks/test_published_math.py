@@ -23,7 +23,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "numinamath": {
         "problem": ASKED, "solution": "2.", "answer": "2", "problem_type": "Algebra",
-        "question_type": "math-word-problem", "problem_is_valid": "Yes", "solution_is_valid": "Yes", "source": "cn_contest", "synthetic": False,
+        "question_type": "math-word-problem", "problem_is_valid": "Yes", "solution_is_valid": "Yes",
+        "source": "cn_contest", "synthetic": False,
     },
     "skywork_or1_math": {
         "data_source": "train-math-deepscaler", "prompt": [{"content": ASKED, "role": "user"}], "ability": "math",
