@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
+import whet as whet_api
 from tests.forks import whet
 from tests.rows import write_rows
 from tests.toy import read_settings, toy_settings, write_settings
 from whet.base import digest as digests
 from whet.base.digest import digest, sha256, unchanged
 from whet.base.errors import DataError
-from whet.lineage.reading import inputs_of
+from whet.config import dump_yaml
+from whet.lineage.reading import inputs_of, record_run
 from whet.lineage.record import FILE, Record, maker_of, read_record
 
 
@@ -90,6 +92,36 @@ def test_prepared_data_are_recorded_with_their_sources(
         f"counting: {raw} is missing",
         f"{shard} was changed since the prep wrote it",
     ]
+
+
+def test_the_file_of_a_users_function_is_recorded(tiny_model: Path, tmp_path: Path) -> None:
+    code = tmp_path / "rewards.py"
+    code.write_text("def length(answer):\n    return len(answer)\n")
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"{i}?"} for i in range(20)])
+    data = {"type": "function", "path": str(rows), "reward": f"{code}:length"}
+    recipe = read_settings({"steps": 1, "algorithm": "grpo", "model": str(tiny_model), "data": data})
+    inputs = {each.setting: each for each in inputs_of(recipe, tmp_path / "run")}
+    assert inputs["data.reward"].files == {str(code): digest(code)}
+    assert inputs["data.path"].files == {str(rows): digest(rows)}
+
+
+def test_a_run_that_is_opened_from_python_has_a_record(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = read_settings(toy_settings(tiny_model, steps=1))
+    with whet_api.open(recipe, folder=tmp_path / "run"):
+        record = read_record(tmp_path / "run")
+    assert record is not None
+    assert {each.setting for each in record.inputs} == {"model", "data"}
+
+
+def test_a_damaged_record_does_not_stop_a_resume(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = read_settings(toy_settings(tiny_model, steps=1))
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(recipe))
+    (tmp_path / FILE).write_text("{")
+    record_run(recipe, tmp_path, 0, again=True)
+    assert "the lineage begins with this process" in caplog.text
+    assert read_record(tmp_path) is not None
 
 
 def test_a_damaged_record_is_named_and_does_not_stop_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

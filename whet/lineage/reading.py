@@ -2,11 +2,13 @@
 
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from whet.base.digest import digest
-from whet.base.errors import WhetError
+from whet.base.errors import DataError, WhetError
 from whet.config import Config
 from whet.data.base import Data
 from whet.data.files import data_files
@@ -60,6 +62,8 @@ def _of_part(key: str, part: Config, run: Path) -> Iterator[Input]:
                 yield _data(f"{key}.{name}", value, run)
             elif name == "model":
                 yield from _model(f"{key}.{name}", value, getattr(part, "revision", None), run)
+            elif (file := _file_of_function(value)) is not None:
+                yield _of_files(f"{key}.{name}", value, partial(list, [file]), run, whole=True)
     replay = getattr(part, "replay", None)
     if isinstance(replay, str):
         record = maker_of([Path(replay) / "recipe.yaml"], run)
@@ -89,6 +93,16 @@ def _model(setting: str, path: str, revision: str | None, run: Path) -> Iterator
     yield model.model_copy(update={"revision": commit})
 
 
+def _file_of_function(path: str) -> Path | None:
+    """Return the file of a user's function, as ``rewards.py:length`` or ``rewards:length``, which the run has loaded;
+    None for other texts."""
+    module, colon, name = path.rpartition(":")
+    if not colon or not name.isidentifier() or module.partition(".")[0] == "whet":
+        return None
+    file = module if module.endswith(".py") else getattr(sys.modules.get(module), "__file__", None)
+    return Path(file).absolute() if file and Path(file).is_file() else None
+
+
 def _code(setting: str, kind: type[Config], run: Path) -> Iterator[Input]:
     """Yield the file of a user's class."""
     try:
@@ -110,11 +124,15 @@ def _of_files(setting: str, name: str, list_files: Callable[[], list[Path]], run
     return Input(setting=setting, name=name, files=digests, maker=maker_of(files, besides=run))
 
 
-def record_run(settings: Config, folder: Path, seed: int, *, again: bool) -> None:
+def record_run(settings: Config, folder: Path, seed: int, *, again: bool = False) -> None:
     """Write the lineage of a run into its folder. ``again``: the run is resumed, and what it read before stays in the
     record; a warning names each file that was changed since."""
     inputs, session = inputs_of(settings, folder), Session.now()
-    earlier = read_record(folder) if again else None
+    earlier = None
+    try:
+        earlier = read_record(folder) if again else None
+    except DataError as error:
+        log.warning("%s; the lineage begins with this process", error)
     if earlier is not None:
         for problem in earlier.problems():
             log.warning("%s", problem)

@@ -18,6 +18,7 @@ from whet.core.types import Task
 from whet.data.order import TaskOrder
 from whet.data.source import Source
 from whet.learner.base import Update
+from whet.lineage.reading import record_run
 from whet.metrics import Metrics
 from whet.processes.compute import compute, computing
 from whet.run.folder import create
@@ -107,6 +108,7 @@ async def opened(
                 decided = await compute(decide_run, recipe, folder, False)
                 write_atomically(folder / "recipe.yaml", dump_yaml(decided))
                 run = await stack.enter_async_context(open_run(decided, folder, resuming=False))
+                await compute(record_run, decided, folder, decided.seed)
                 await stack.enter_async_context(run.source)
                 run.scorers = await run.feed.prepare(run.learners, folder, range(run.recipe.steps))
                 await run.policy.publish(0)
