@@ -65,7 +65,7 @@ def run(sink, folder, steps, resume_step=None, recipe=RECIPE):
     """Write what a run writes: a step's metrics, its rollouts, its evaluation, and its times."""
     sinks = OpenSinks.of([sink, JSONLSink()], folder, recipe, resume_step)
     for step in steps:
-        sinks.write(step, {"loss": float(step), "kl": float("nan"), "run/device": "cpu", "time/step": 0.5})
+        sinks.write(step, {"loss": float(step), "loss/kl": 0.5, "kl": float("nan"), "run/device": "cpu"})
         write_rollouts(folder, step, [RolloutRecord(step, task=f"t{n}", answer="yes", reward=1.0) for n in range(20)])
         sinks.write(step, {"evaluation/accuracy": 0.5}, "evaluation")
         sinks.write(step, {"time/step": 1.0})
@@ -79,6 +79,7 @@ def test_a_step_is_sent_once_with_all_that_was_written_for_it(tmp_path):
     _, values, rollouts = Memory.logged[1]
     assert {k: v for k, v in values.items() if k != "time/written"} == {
         "loss": 2.0,
+        "loss/kl": 0.5,
         "time/step": 1.0,
         "evaluation/accuracy": 0.5,
     }

@@ -3,9 +3,9 @@
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -42,28 +42,31 @@ class MlflowSink(TrackerConfig):
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=self.uri)
+        in_folder = urlsplit(client.tracking_uri).scheme in ("", "file")
         if run.resumed:
             client.update_run(run.id, status="RUNNING")
-            return _Writer(client, run.id)
+            return _Writer(client, run.id, in_folder)
         experiment = client.get_experiment_by_name(self.experiment)
         where = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
         identity = client.create_run(where, run_name=self.name or run.name, tags=self.tags).info.run_id
         parameters = [Param(key, value) for key, value in _parameters(run.recipe)]
         for first in range(0, len(parameters), 100):  # the most that MLflow takes at once
             client.log_batch(identity, params=parameters[first : first + 100])
-        return _Writer(client, identity)
+        return _Writer(client, identity, in_folder)
 
 
 class _Writer(Tracker):
-    def __init__(self, client: Any, identity: str) -> None:
+    def __init__(self, client: Any, identity: str, in_folder: bool) -> None:
         self._client, self.id = client, identity
+        self._separator = "." if in_folder else "/"  # a folder can't hold both "loss" and "loss/surrogate"
         self._tables: list[dict[str, str]] = []
 
     def log(self, step: int, values: Mapping[str, float], rollouts: list[list[Any]]) -> None:
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
-        metrics = [Metric(_name(key), value, now, step) for key, value in values.items()]
+        when = int(1000 * values["time/written"])  # so that a step that is sent again is the same to a database
+        names = {key: _name(key).replace("/", self._separator) for key in values}
+        metrics = [Metric(names[key], value, when, step) for key, value in values.items()]
         if rollouts:  # in the format of log_table, which would want pandas and read the table back to extend it
             path = f"rollouts/step-{step:06d}.json"
             self._client.log_dict(self.id, {"columns": list(COLUMNS), "data": rollouts}, path)
