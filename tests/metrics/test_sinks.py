@@ -9,6 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.show.runs import evaluation_values, train_values
 from whet.base.errors import WhetError
+from whet.config import load
+from whet.config.issues import RecipeError
 from whet.metrics.sinks import OpenSinks, Sink, SinkConfig
 from whet.metrics.sinks.jsonl import FILE, JSONLSink, read_metrics
 from whet.metrics.sinks.mlflow import MlflowSink
@@ -18,6 +20,7 @@ from whet.metrics.sinks.swanlab import SwanlabSink
 from whet.metrics.sinks.tensorboard import TensorBoardSink
 from whet.metrics.sinks.trackio import TrackioSink
 from whet.metrics.sinks.wandb import WandbSink
+from whet.run.recipe import Recipe
 from whet.show.console import ConsoleSink, ConsoleWriter
 
 
@@ -139,3 +142,8 @@ def test_no_color_leaves_the_live_display_without_colours(tmp_path, monkeypatch)
     assert "reward" in out.getvalue()
     assert "38;2;" not in out.getvalue()
     assert "\x1b[38" not in out.getvalue()
+
+
+def test_a_sink_that_is_named_twice_is_refused():
+    with pytest.raises(RecipeError, match="wandb is named twice"):
+        load(Recipe, "quickstart", ["sinks=[console,wandb,wandb]"])

@@ -182,6 +182,7 @@ def test_mlflow_has_metrics_settings_and_tables_and_keeps_its_run(tmp_path, monk
     assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss")] == [(1, 1), (2, 2), (3, 3)]
     tables = [file.path for file in client.list_artifacts(found.info.run_id, "rollouts")]
     assert tables == [f"rollouts/step-00000{step}.json" for step in (1, 2, 3)]
+    assert [listed["path"] for listed in json.loads(found.data.tags["mlflow.loggedArtifacts"])] == tables
 
 
 def test_mlflow_that_can_not_be_reached_is_a_warning(tmp_path, monkeypatch, caplog):

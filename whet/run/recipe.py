@@ -102,7 +102,10 @@ class Recipe(Config):
     @field_validator("sinks")
     @classmethod
     def _with_jsonl(cls, sinks: tuple[SinkConfig, ...]) -> tuple[SinkConfig, ...]:
-        return sinks if any(isinstance(sink, JSONLSink) for sink in sinks) else (*sinks, JSONLSink())
+        kinds = [type(sink) for sink in sinks]
+        if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
+            raise ValueError(f"{Component(SINKS).name_of(twice)} is named twice; name each sink once")
+        return sinks if JSONLSink in kinds else (*sinks, JSONLSink())
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":

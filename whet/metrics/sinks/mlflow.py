@@ -13,6 +13,7 @@ from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.metrics.sinks.tracker import COLUMNS, TrackedRun, Tracker, TrackerConfig
 
+_TABLES = "mlflow.loggedArtifacts"  # the tag by which MLflow finds them
 _LISTED = 50  # tables that the run's page lists: MLflow cuts a longer tag, which makes all of them unreadable
 
 
@@ -45,21 +46,21 @@ class MlflowSink(TrackerConfig):
         in_folder = urlsplit(client.tracking_uri).scheme in ("", "file")
         if run.resumed:
             client.update_run(run.id, status="RUNNING")
-            return _Writer(client, run.id, in_folder)
+            tables = json.loads(client.get_run(run.id).data.tags.get(_TABLES, "[]"))
+            return _Writer(client, run.id, in_folder, tables)
         experiment = client.get_experiment_by_name(self.experiment)
         where = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
         identity = client.create_run(where, run_name=self.name or run.name, tags=self.tags).info.run_id
         parameters = [Param(key, value) for key, value in _parameters(run.recipe)]
         for first in range(0, len(parameters), 100):  # the most that MLflow takes at once
             client.log_batch(identity, params=parameters[first : first + 100])
-        return _Writer(client, identity, in_folder)
+        return _Writer(client, identity, in_folder, [])
 
 
 class _Writer(Tracker):
-    def __init__(self, client: Any, identity: str, in_folder: bool) -> None:
-        self._client, self.id = client, identity
+    def __init__(self, client: Any, identity: str, in_folder: bool, tables: list[dict[str, str]]) -> None:
+        self._client, self.id, self._tables = client, identity, tables
         self._separator = "." if in_folder else "/"  # a folder can't hold both "loss" and "loss/surrogate"
-        self._tables: list[dict[str, str]] = []
 
     def log(self, step: int, values: Mapping[str, float], rollouts: list[list[Any]]) -> None:
         from mlflow.entities import Metric
@@ -72,7 +73,7 @@ class _Writer(Tracker):
             self._client.log_dict(self.id, {"columns": list(COLUMNS), "data": rollouts}, path)
             others = [table for table in self._tables if table["path"] != path]  # a step may be sent again
             self._tables = [*others, {"path": path, "type": "table"}][-_LISTED:]
-            self._client.set_tag(self.id, "mlflow.loggedArtifacts", json.dumps(self._tables))
+            self._client.set_tag(self.id, _TABLES, json.dumps(self._tables))
         for first in range(0, len(metrics), 1000):
             self._client.log_batch(self.id, metrics=metrics[first : first + 1000])
 
