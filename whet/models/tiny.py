@@ -45,7 +45,9 @@ def save_tiny_model(folder: Path, seed: int = 0) -> None:
     """Write a Llama of two layers of width 64, in float32, and its tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=64,

@@ -25,6 +25,8 @@ STAGES = {
     "random_model": "whet.pipeline.config:RandomModel",
 }
 
+_ABOUT = ("README.md", "lineage.json")  # files about a model, with dates
+
 SHIPPED = Path(__file__).parent / "shipped"
 """The folder of the pipelines that come with the package."""
 
@@ -51,7 +53,7 @@ class Stage(Config):
 
     def files(self, folder: Path, output: str) -> list[Path]:
         """Return the files of an output; ``""``: of all outputs."""
-        return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
+        return sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in _ABOUT)
 
     def path(self, folder: Path, output: str) -> str:
         """Return the path of an output, as a recipe names it."""

@@ -238,7 +238,7 @@ class _Builder:
 
     def _in_pipeline(self, job: Job, issue: ConfigIssue) -> ConfigIssue:
         """Return a problem of a stage's recipe as one of the pipeline."""
-        inputs = {self._target(key): key for key in job.inputs}
+        inputs = {target: key for key in job.inputs if (target := self._target(key))}
         key = inputs.get(issue.key, f"settings.{issue.key}" if issue.key else "settings")
         where = issue.where
         if where == DEFAULT:
@@ -261,11 +261,14 @@ class _Builder:
             self._complain(job.name, "against", "this recipe learns from rows, and only tasks compare two models")
         for part in within(job.value):
             if isinstance(part, ModelConfig) and not part.path.startswith(f"{self.folder}/"):
-                try:
-                    check_model(part.path)
-                except WhetError as error:
-                    given = next((key for key, each in job.inputs.items() if each == part.path), "recipe")
-                    self._complain(job.name, given, str(error))
+                given = (key for key, each in job.inputs.items() if each == part.path)
+                self._check_model(job, next(given, "recipe"), part.path)
+
+    def _check_model(self, job: Job, key: str, path: str) -> None:
+        try:
+            check_model(path)
+        except WhetError as error:
+            self._complain(job.name, key, str(error))
 
     def _check_kind(self, job: Job, key: str, reference: Reference, jobs: Mapping[str, Job]) -> None:
         source = jobs[reference.stage]
@@ -308,8 +311,10 @@ class _Builder:
         runs = key == "rollouts" or isinstance(job.stage, Export)
         if runs and not (Path(text) / "recipe.yaml").is_file():
             self._complain(job.name, key, f"{text!r} is neither an output of a stage nor a run folder")
-        if (key == "reward_model" or key == "against") and "/" not in text and not Path(text).is_dir():
+        if key == "reward_model" and "/" not in text and not Path(text).is_dir():
             self._complain(job.name, key, f"the folder {text!r} does not exist")
+        if key == "against":
+            self._check_model(job, key, text)
 
 
 def _data(job: Job) -> Any:

@@ -84,7 +84,8 @@ def inputs_of(job: Job, jobs: Mapping[str, Job], state: State, folder: Path) -> 
         if isinstance(each, Reference):
             source = jobs[each.stage]
             files = source.stage.files(folder / each.stage, each.output)
-            hashes[each.stage if "." in each.stage else str(each)] = state.hash_all(files, folder)
+            name = each.stage if "." in each.stage or str(each) == job.name else str(each)
+            hashes[name] = state.hash_all(files, folder)
     named = [*_texts(job), *(each for each in job.inputs.values() if isinstance(each, str))]
     for text in dict.fromkeys(named):
         for path in _files(text, folder):
