@@ -52,5 +52,5 @@ def _of_evaluation(values: dict[str, float]) -> Result:
     text = f"accuracy {values['accuracy']:.1%} (95% {values['low']:.1%} to {values['high']:.1%})"
     if "difference" in values:
         points, low, high = (100 * values[name] for name in ("difference", "difference_low", "difference_high"))
-        text += f", before {values['against/accuracy']:.1%}: {points:+.1f} points ({low:+.1f} to {high:+.1f})"
+        text += f", against {values['against/accuracy']:.1%}: {points:+.1f} points ({low:+.1f} to {high:+.1f})"
     return text, values
