@@ -238,6 +238,18 @@ def test_a_task_set_and_a_set_of_the_recipe_are_sets_too(
     assert {name: values["n"] for name, values in found.items()} == {"more": 2, "tests.toy:Lowercase": 2}
 
 
+def test_a_recipe_that_learns_from_rows_is_scored_on_tasks(
+    benchmarks: Path, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "1 + 1?", "completion": "2"}) + "\n")
+    recipe = tmp_path / "sft.yaml"
+    recipe.write_text(f"extends: sft\nmodel: {tiny_model}\ndata: {{path: {rows}, test_path: null}}\n")
+    small = ("sampling.max_new_tokens=4", "sampling.max_prompt_tokens=512", "generator.dtype=float32")
+    assert evaluated(recipe, "--on", "gsm8k", "--limit", "3", "--json", *small) == 0
+    assert json.loads(capsys.readouterr().out)["sets"]["gsm8k"]["n"] == 3
+
+
 def episode(text: str, correct: bool) -> tuple[Task, Episode]:
     talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
     branch = Trajectory([Span([1], True)], talk)  # type: ignore[arg-type]

@@ -1,12 +1,13 @@
 """Benchmarks by name: rows in their published columns, and where rows must lie."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, DataError
 from whet.tasks.benchmarks import BENCHMARKS, benchmark
 
 PROBLEM = {"problem": "What is 2 + 2?", "answer": "4"}
@@ -52,11 +53,27 @@ def test_a_missing_file_is_named_with_where_its_rows_are_published(name: str, fo
     assert BENCHMARKS[name].hub in str(error.value)
 
 
-def test_with_a_network_the_rows_come_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_the_rows_come_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-    stem = benchmark("mmlu-stem")
-    assert (stem.path, stem.columns) == ("hf:TIGER-Lab/MMLU-STEM:test", {"options": "choices"})  # type: ignore[attr-defined]
+    asked = []
+
+    class Made:
+        def __init__(self, **settings: Any) -> None:
+            asked.append(settings)
+
+        def tasks(self, split: str) -> None:
+            if len(asked) > 1:
+                raise DataError("no network")
+
+    made: Any = Made
+    stem = replace(BENCHMARKS["mmlu-stem"], make=made)
+    assert isinstance(stem.task_set(), Made)
+    assert asked == [{"path": "hf:TIGER-Lab/MMLU-STEM:test", "test_size": 0, "columns": {"options": "choices"}}]
+    with pytest.raises(
+        DataError, match=r"mmlu-stem\.jsonl does not exist, and its rows can't come from the Hub: no net"
+    ):
+        stem.task_set()
 
 
 def test_an_unknown_name_gets_the_most_similar_one() -> None:

@@ -67,7 +67,7 @@ def evaluate(
     from whet.show.heartbeat import Heartbeat
     from whet.tasks.base import TaskSet
 
-    settings = _settings(target, overrides or [])
+    settings = _settings(target, overrides or [], bool(on))
     options = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if not on and not isinstance(settings.data, TaskSet):
@@ -121,7 +121,10 @@ def with_model_of(settings: "Recipe", run: Path) -> "Recipe":
     from whet.config import load
     from whet.run.recipe import Recipe
 
-    recipe = load(Recipe, run).value
+    return _with_model(settings, load(Recipe, run).value)
+
+
+def _with_model(settings: "Recipe", recipe: "Recipe") -> "Recipe":
     parts = ("model", "chat_template", "template_arguments", "tools_as_text", "checkpoints")
     return settings.model_copy(update={name: getattr(recipe, name) for name in parts})
 
@@ -143,15 +146,19 @@ def _is_model(name: str) -> bool:
     )
 
 
-def _settings(target: str, overrides: list[str]) -> "Recipe":
-    """Return the recipe of a target; for a model, one with room for long answers."""
+def _settings(target: str, overrides: list[str], on_sets: bool) -> "Recipe":
+    """Return the recipe of a target. A model, and a recipe that learns from rows and is to be scored on sets of tasks,
+    get one with room for long answers."""
     from whet.config import load
     from whet.run.recipe import Recipe
+    from whet.tasks.base import TaskSet
 
-    if run_of(target) is not None or not _is_model(target):
-        return load(Recipe, target, overrides).value
-    of_model = [] if _is_url(target) else [f"model={target}"]
-    return load(Recipe, "quickstart", [*of_model, *_FOR_MODELS, *overrides]).value
+    if run_of(target) is None and _is_model(target):
+        of_model = [] if _is_url(target) else [f"model={target}"]
+        return load(Recipe, "quickstart", [*of_model, *_FOR_MODELS, *overrides]).value
+    if on_sets and not isinstance((recipe := load(Recipe, target).value).data, TaskSet):
+        return _with_model(load(Recipe, "quickstart", [*_FOR_MODELS, *overrides]).value, recipe)
+    return load(Recipe, target, overrides).value
 
 
 def _set(name: str, settings: "Recipe", split: Literal["test", "train"] | None) -> "EvaluationSet":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, DataError
 from whet.config.nearest import did_you_mean
 from whet.fetch.cache import cache_folder, offline
 from whet.tasks.base import TaskSet
@@ -34,7 +34,14 @@ class Benchmark:
             return self.make(path=str(local), **settings)
         if offline():
             raise ConfigError(f"{self.about}: its rows must lie in {local}, one JSON object a line, as in {self.hub}")
-        return self.make(path=self.hub, **settings, **({"columns": self.columns} if self.columns else {}))
+        task_set = self.make(path=self.hub, **settings, **({"columns": self.columns} if self.columns else {}))
+        try:
+            task_set.tasks("train")
+        except DataError as error:
+            raise DataError(
+                f"{self.about}: {local} does not exist, and its rows can't come from the Hub: {error}"
+            ) from None
+        return task_set
 
 
 BENCHMARKS = {
