@@ -85,6 +85,8 @@ def measure(folder: Path) -> None:
             charts = get("charts?")
             first = get("rollouts?")
             note(f"all {run['step']:,} steps drawn, and rollouts")
+            used = psutil.Process(process.pid).cpu_times()
+            print(f"  of which the server computed for {used.user + used.system:.2f} s")
             print(f"  charts {len(charts) / 1e3:.0f} kB, rollouts {len(first) / 1e3:.0f} kB")
             for what, path in (
                 ("zoom into 1,000 steps", "charts?low=1000&high=2000&"),

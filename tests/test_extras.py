@@ -56,7 +56,7 @@ def check(name: str, module: str, done: subprocess.CompletedProcess[str]) -> Non
 
 
 def test_the_extras_are_those_of_the_project() -> None:
-    assert set(OPTIONAL) == {*EXTRAS, "all", "docs", "trl", "test"}
+    assert set(OPTIONAL) == {*EXTRAS, "all", "browser", "docs", "trl", "test"}
     everything = Requirement(OPTIONAL["all"][0])
     assert everything.extras == set(EXTRAS) - {"torchao", "vllm", "mlflow", "trackio", "swanlab"}
 
@@ -73,6 +73,7 @@ QUICK = [
     ("tools", "bm25s", "validate corpus_search"),
     ("serve", "starlette", "serve toy.yaml"),
     ("serve", "starlette", "gym arithmetic"),
+    ("serve", "starlette", "watch run"),
     ("serve", "uvicorn", "eval toy.yaml data.type=agent data.program=os.path:join data.taskset=tests.toy:Lowercase"),
     ("lora", "peft", "train toy.yaml model.lora.rank=2"),
     ("data", "datasets", "validate gsm8k"),

@@ -17,7 +17,7 @@ import pytest
 
 needs_browser = pytest.mark.skipif(
     find_spec("PySide6") is None or find_spec("PySide6.QtWebEngineWidgets") is None,
-    reason="PySide6-WebEngine, which carries a browser, is not installed",
+    reason="no browser: pip install PySide6-WebEngine",
 )
 _STEP = 30.0  # seconds for one step
 

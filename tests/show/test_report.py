@@ -14,6 +14,7 @@ from whet.metrics.rollout_file import RolloutRecord, Turn, rollout_path, write_r
 from whet.metrics.sinks.jsonl import JSONLSink
 from whet.show import rollouts as rollouts_part
 from whet.show.report import write_report
+from whet.show.result import Result
 
 
 class Page(HTMLParser):
@@ -299,6 +300,18 @@ def test_an_agents_episode_is_a_tree_of_branches_and_turns(run_folder):
     )
     assert result["messages"] == []
     assert result["values"] == [True, 2, True, True, True]
+
+
+@needs_browser
+def test_a_notebook_shows_the_report_inline(run_folder, tmp_path):
+    assert "no report yet" in Result(run_folder)._repr_html_()
+    write_report(run_folder)
+    cell = tmp_path / "cell.html"
+    cell.write_text(f"<!doctype html><meta charset=utf-8>{Result(run_folder)._repr_html_()}")
+    inside = "document.querySelector('iframe').contentDocument"
+    drawn = f"{inside}.querySelectorAll('svg.chart').length > 5"
+    result = browse(cell.as_uri(), drawn, f"{inside}.querySelector('h1').textContent")
+    assert (result["values"], result["messages"]) == ([True, "tiny"], [])
 
 
 @needs_browser

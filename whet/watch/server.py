@@ -87,8 +87,8 @@ class Watch:
         try:
             self._listener = socket.create_server((host, port), family=family)
         except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another --port") from None
+            reason = (getattr(error, "strerror", None) or str(error)).partition(" (")[0]
+            raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another --port or --host") from None
         name = f"[{host}]" if ":" in host else host
         self.url = f"http://{name}:{self._listener.getsockname()[1]}/?token={self.token}"
         self._page = page(None, "whet watch")
