@@ -8,13 +8,15 @@ import pytest
 import whet as whet_api
 from tests.forks import whet
 from tests.rows import write_rows
-from tests.toy import read_settings, toy_settings, write_settings
+from tests.toy import read_settings, toy_recipe, toy_settings, write_settings
 from whet.base import digest as digests
 from whet.base.digest import digest, sha256, unchanged
 from whet.base.errors import DataError
 from whet.config import dump_yaml
+from whet.lineage.exports import of_answers
 from whet.lineage.reading import inputs_of, record_run
 from whet.lineage.record import FILE, Record, maker_of, read_record
+from whet.run import run
 
 
 def test_a_digest_says_what_it_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,3 +146,19 @@ def test_a_copied_folder_has_the_record_under_its_new_name(tmp_path: Path) -> No
     assert record is not None
     assert record.folder == str(tmp_path / "b")
     assert record.step == 3
+
+
+def test_rows_of_answers_lead_back_to_their_run(tiny_model: Path, tmp_path: Path) -> None:
+    folder = run.start(toy_recipe(tiny_model, steps=1), tmp_path / "run")
+    rows = tmp_path / "rows" / "rows.jsonl"
+    rows.parent.mkdir()
+    rows.write_text('{"prompt": "a", "completion": "b"}\n')
+    of_answers(folder, rows).write(rows.parent)
+    record = maker_of([rows])
+    assert record is not None
+    (source,) = record.inputs
+    assert source.maker is not None
+    assert source.maker.folder == str(folder)
+    assert not record.problems()
+    next((folder / "rollouts").iterdir()).write_text("changed")
+    assert len(record.problems()) == 1

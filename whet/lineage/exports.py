@@ -1,4 +1,5 @@
-"""The lineage of exported models, and the list of its exports in the folder of a run."""
+"""The lineage of what is made from a run: exported models, with their list in the run's folder, and rows of its
+answers."""
 
 import logging
 from pathlib import Path
@@ -19,6 +20,16 @@ def of_export(run: Path, checkpoint: Path, step: int, out: Path) -> Record:
     manifest = checkpoint / "manifest.json"
     source = Input(setting="checkpoint", name=str(checkpoint.resolve()), revision=digest(manifest), maker=maker)
     return Record(kind="export", folder=str(out.resolve()), sessions=(Session.now(),), step=step, inputs=(source,))
+
+
+def of_answers(run: Path, rows: Path) -> Record:
+    """Return the record of a file of rows that were made from the recorded answers of a run."""
+    answers = {str(path.resolve()): digest(path) for path in sorted((run / "rollouts").iterdir()) if path.is_file()}
+    source = Input(setting="answers", name=str(run.resolve()), files=answers, maker=read_record(run))
+    outputs = {rows.name: digest(rows)}
+    return Record(
+        kind="files", folder=str(rows.parent.resolve()), sessions=(Session.now(),), inputs=(source,), outputs=outputs
+    )
 
 
 def with_files(record: Record, folder: Path) -> Record:

@@ -79,9 +79,11 @@ class Session(Config):
     @classmethod
     def now(cls) -> Self:
         """Return the facts of this process."""
-        words = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else []
+        program = Path(sys.argv[0]) if sys.argv else Path()
+        name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+        command = " ".join([name, *map(shlex.quote, sys.argv[1:])])
         began = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(began=began, command=shlex.join(words), versions=_versions(), commit=_commit())
+        return cls(began=began, command=command, versions=_versions(), commit=_commit())
 
 
 class Record(Config):

@@ -12,10 +12,13 @@ from whet.base.errors import WhetError
 
 def main(words: list[str]) -> None:
     if words[0] == "rows":
+        from whet.lineage.exports import of_answers
         from whet.prep.rollouts import Form, write_rows
 
         form: Form = next(form for form in Form.__args__ if form == words[3])  # type: ignore[attr-defined]
-        print(write_rows(Path(words[1]), Path(words[2]), form))
+        run, rows = Path(words[1]), Path(words[2])
+        print(write_rows(run, rows, form))
+        of_answers(run, rows).write(rows.parent)
         return
     from whet.models.tiny import save_tiny_model
 
