@@ -61,6 +61,14 @@ def test_a_changed_file_reruns_the_stage_that_reads_it(tmp_path: Path) -> None:
     assert play(file)[0] == ["base"], "made again as it was"
 
 
+def test_a_file_next_to_the_folder_is_an_input(tmp_path: Path) -> None:
+    (tmp_path / "output.jsonl").write_text("{}\n")
+    file = write(tmp_path, PIPELINE.replace("pairs.jsonl", "output.jsonl"))
+    play(file)
+    (tmp_path / "output.jsonl").write_text("{}\n{}\n")
+    assert play(file)[0][0] == "tuned"
+
+
 def test_a_folder_can_be_moved(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     file = write(tmp_path / "a")

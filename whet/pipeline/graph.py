@@ -247,7 +247,7 @@ class _Builder:
 
     def _portable(self, value: Any) -> Any:
         """Return a setting without the folder of the pipeline, which may be moved."""
-        return value.replace(str(self.folder), ".") if isinstance(value, str) else value
+        return value.replace(f"{self.folder}/", "./") if isinstance(value, str) else value
 
     # Checks
 

@@ -103,7 +103,7 @@ def _files(text: str, folder: Path) -> list[Path]:
     """Return the files that a setting names: a file, a file of Python code, a pattern, or a folder with its files. Of
     texts without a slash or dot, and outputs of this pipeline, none."""
     name = text.partition(".py:")[0] + ".py" if ".py:" in text else text
-    if not re.search(r"[/.]\w", name) or "\n" in name or len(name) > 1000 or name.startswith(("hf:", str(folder))):
+    if not re.search(r"[/.]\w", name) or "\n" in name or len(name) > 1000 or name.startswith(("hf:", f"{folder}/")):
         return []
     try:
         path = Path(name).expanduser()
