@@ -189,7 +189,7 @@ def test_recipes_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_recipes_for_rows_are_complete_files(tmp_path: Path) -> None:
     texts = blocks(ROOT / "docs/algorithms/rows.md", "yaml")
-    assert len(texts) == 5
+    assert len(texts) == 6
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.yaml").write_text(text)
         assert load(Recipe, tmp_path / f"{number}.yaml").value.rows.batch_size > 0
