@@ -162,3 +162,11 @@ def test_rows_of_answers_lead_back_to_their_run(tiny_model: Path, tmp_path: Path
     assert not record.problems()
     next((folder / "rollouts").iterdir()).write_text("changed")
     assert len(record.problems()) == 1
+
+
+def test_generated_rows_name_no_file(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = {"type": "traces", "taskset": {"type": "arithmetic", "train_size": 4}}
+    settings = {"steps": 1, "algorithm": "sft", "model": str(tiny_model), "data": data}
+    inputs = inputs_of(read_settings(settings), tmp_path)
+    assert [each.setting for each in inputs] == ["model"]
+    assert not caplog.text

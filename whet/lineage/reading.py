@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_origin
 
 from whet.base.digest import digest
 from whet.base.errors import DataError, WhetError
@@ -56,8 +57,8 @@ def _of_part(key: str, part: Config, run: Path) -> Iterator[Input]:
         yield from _model(key, part.path, part.revision, run)
     elif isinstance(part, Data):
         for name, value in part:
-            if not isinstance(value, str):
-                continue
+            if not isinstance(value, str) or get_origin(type(part).model_fields[name].annotation) is Literal:
+                continue  # a choice names no file, as the path of gold answers
             if name == "path" or name.endswith("_path"):
                 yield _data(f"{key}.{name}", value, run)
             elif name == "model":
