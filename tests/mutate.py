@@ -37,7 +37,7 @@ _POLICY = [
     *_ALL,
     "tests/losses/test_policy.py",
     "-k",
-    "test_policy or ppo or gspo or cispo or reinforce or kl or policy",
+    "test_policy or ppo or gspo or cispo or reinforce or kl or policy or sapo or gmpo",
 ]
 _PAIRS = [
     *_ALL,
@@ -52,6 +52,7 @@ MUTATED = {"whet/losses/*.py": [*_ALL, "tests/losses"], "whet/distillation/mixtu
 TESTED = {
     "whet/losses/kl.py": _POLICY,
     "whet/losses/policy_gradient.py": _POLICY,
+    "whet/losses/trust_region.py": _POLICY,
     "whet/losses/off_policy.py": _POLICY,
     "whet/losses/composite.py": _POLICY,
     "whet/losses/preference.py": _PAIRS,
@@ -64,9 +65,10 @@ TESTED = {
     "whet/algorithms/preference.py": ["tests/algorithms/test_kto.py"],
     **{
         f"whet/algorithms/{name}.py": _ADVANTAGES
-        for name in ("advantage", "grpo", "reinforce_plus_plus", "gdpo", "ppo")
+        for name in ("advantage", "grpo", "reinforce_plus_plus", "gdpo", "max_rl", "ppo")
     },
     "whet/algorithms/distillation.py": _ADVANTAGES,
+    "whet/algorithms/token_selection.py": [*_ADVANTAGES, "tests/algorithms/test_token_selection.py"],
     "whet/algorithms/prime.py": [*_ADVANTAGES, "tests/algorithms/test_process_rewards.py", "-k", "process"],
     "whet/distillation/mixture.py": ["tests/distillation/test_retokenize.py", "tests/distillation/test_mixture.py"],
     "whet/distillation/retokenize.py": ["tests/distillation/test_retokenize.py"],

@@ -16,10 +16,12 @@ from tests.reference.policy import kl as slow_kl
 from whet.algorithms.distillation import TeacherAdvantage
 from whet.algorithms.gdpo import GDPOAdvantage
 from whet.algorithms.grpo import GroupAdvantage
+from whet.algorithms.max_rl import MaxRLAdvantage
 from whet.algorithms.ppo import GAE
 from whet.algorithms.prime import ProcessRewards
 from whet.algorithms.registry import ADVANTAGES
 from whet.algorithms.reinforce_plus_plus import ReinforcePlusPlusAdvantage
+from whet.algorithms.token_selection import M2PO, ClipCov, KLCov
 from whet.algorithms.turns import TurnAdvantage
 from whet.base.errors import DataError
 from whet.config import Component
@@ -29,7 +31,7 @@ from whet.losses.kl import KL
 
 SEEDS = (0, 1, 2, 3)
 OLD = ("values", "old_logprobs", "reference_logprobs")
-FILLED = (*OLD, "reward_logprobs", "reward_reference_logprobs", "teacher_token_logprobs")
+FILLED = (*OLD, "rollout_logprobs", "reward_logprobs", "reward_reference_logprobs", "teacher_token_logprobs")
 COMPONENTS = {"correct": 1.0, "format": 0.25, "constant": 2.0}
 
 
@@ -81,6 +83,12 @@ ESTIMATORS: list[tuple[Any, Any]] = [
     (GAE(kl=KL(coefficient=0.3)), lambda b: slow.gae(b, penalty=penalty(b, coefficient=0.3))),
     (TurnAdvantage(), slow.turns),
     (TurnAdvantage(gamma=0.7, divide_by_std=False), lambda b: slow.turns(b, 0.7, False)),
+    (ClipCov(low=0.1, high=0.6, share=1.0), lambda b: slow.clip_cov(b, slow.group(b), 0.1, 0.6)),
+    (ClipCov(of=GroupAdvantage(eps=0.1), share=1.0), lambda b: slow.clip_cov(b, slow.group(b, eps=0.1))),
+    (KLCov(of=GAE()), slow.gae),
+    (M2PO(), lambda b: slow.m2po(b, slow.group(b))),
+    (M2PO(threshold=0.003), lambda b: slow.m2po(b, slow.group(b), 0.003)),
+    (M2PO(of=GAE(), threshold=0.001), lambda b: (slow.m2po(b, slow.gae(b)[0], 0.001), slow.gae(b)[1])),
     (ProcessRewards(), slow.process_rewards),
     (ProcessRewards(beta=0.7, gamma=0.8), lambda b: slow.process_rewards(b, 0.7, 0.8)),
 ]
@@ -332,6 +340,10 @@ def test_the_returns_of_the_reward_stay_what_they_are() -> None:
 
 
 def test_defaults() -> None:
+    assert MaxRLAdvantage() == MaxRLAdvantage(eps=1e-6)
+    assert ClipCov() == ClipCov(of=GroupAdvantage(), share=2e-4, low=1.0, high=5.0, seed=0)
+    assert KLCov() == KLCov(of=GroupAdvantage(), share=2e-4)
+    assert M2PO() == M2PO(of=GroupAdvantage(), threshold=0.04)
     assert TeacherAdvantage() == TeacherAdvantage(weight=1.0, clamp=10.0, reward=None)
     assert GroupAdvantage() == GroupAdvantage(baseline="group_mean", divide_by_std=True, std="sample", eps=1e-6)
     assert ReinforcePlusPlusAdvantage() == ReinforcePlusPlusAdvantage(
@@ -360,6 +372,12 @@ def test_defaults() -> None:
         (GDPOAdvantage, {"components": {"a": 1.0}, "eps": -1e-9}),
         (TeacherAdvantage, {"weight": 0.0}),
         (TeacherAdvantage, {"clamp": 0.0}),
+        (MaxRLAdvantage, {"eps": -1e-9}),
+        (ClipCov, {"share": 0.0}),
+        (ClipCov, {"share": 1.1}),
+        (KLCov, {"share": 0.0}),
+        (KLCov, {"share": 1.1}),
+        (M2PO, {"threshold": 0.0}),
         (GAE, {"eps": -1e-9}),
         (GAE, {"gamma": 1.01}),
         (GAE, {"gamma": -0.01}),
@@ -393,4 +411,8 @@ def test_registered_names_lead_to_their_classes() -> None:
         "teacher": TeacherAdvantage,
         "process_rewards": ProcessRewards,
         "turn": TurnAdvantage,
+        "max_rl": MaxRLAdvantage,
+        "clip_cov": ClipCov,
+        "kl_cov": KLCov,
+        "m2po": M2PO,
     }

@@ -14,7 +14,19 @@ from tests.reference.plain import Plain, PlainOutput, plain, plain_output
 from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.grpo import GRPO
 from whet.algorithms.ppo import PPO
-from whet.algorithms.presets import CISPO, DAPO, DR_GRPO, GDPO, GSPO, REINFORCE_PLUS_PLUS, RLOO
+from whet.algorithms.presets import (
+    CISPO,
+    CLIP_COV,
+    DAPO,
+    DPPO,
+    DR_GRPO,
+    GDPO,
+    GMPO,
+    GSPO,
+    REINFORCE_PLUS_PLUS,
+    RLOO,
+    SAPO,
+)
 from whet.core.batch import Batch
 from whet.learner.config import OptimizerConfig
 from whet.rollouts.filters import DynamicSampling
@@ -38,6 +50,15 @@ FAMILY: dict[str, tuple[Any, Slow, Surrogate, str]] = {
     "reinforce_plus_plus": (
         REINFORCE_PLUS_PLUS,
         lambda b: slow_advantages.reinforce_plus_plus(b, baseline=True),
+        slow.ppo,
+        "token",
+    ),
+    "sapo": (SAPO, slow_advantages.group, slow.sapo, "sequence"),
+    "gmpo": (GMPO, slow_advantages.group, slow.gmpo, "sequence"),
+    "dppo": (DPPO, lambda b: slow_advantages.group(b, divide=False), slow.dppo, "constant"),
+    "clip_cov": (
+        CLIP_COV,
+        lambda b: slow_advantages.clip_cov(b, slow_advantages.group(b)),
         slow.ppo,
         "token",
     ),
@@ -83,7 +104,7 @@ def test_dapo_drops_groups_without_spread() -> None:
 
 def test_only_several_updates_per_rollout_need_the_old_logprobs() -> None:
     needing = {name for name, (algorithm, *_) in FAMILY.items() if "old_logprobs" in algorithm.reads}
-    assert needing == {"dapo", "gspo", "cispo"}
+    assert needing == {"dapo", "gspo", "cispo", "sapo", "gmpo", "dppo", "clip_cov"}
 
 
 def test_the_critic_is_trained_alone_while_it_warms_up() -> None:

@@ -33,6 +33,7 @@ class SomeTasksAreEqual(Lowercase):
 
 
 FAMILY = ["dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "gdpo", "ppo", "prime"]
+FAMILY += ["max_rl", "sapo", "gmpo", "dppo", "m2po", "clip_cov", "kl_cov"]
 
 
 @pytest.mark.parametrize("name", FAMILY)

@@ -25,8 +25,8 @@ from whet.losses.off_policy import mismatch_metrics
 from whet.losses.weighted import WeightedLoss
 from whet.models.config import ModelConfig
 
-PLAIN = ("ppo", "gspo", "cispo", "reinforce")
-"""Surrogates that come with whet; all scale with the advantage."""
+PLAIN = ("ppo", "gspo", "cispo", "reinforce", "sapo", "dppo", "gmpo")
+"""Surrogates that come with whet and scale with the advantage."""
 
 
 def silenced(batch: Batch, seed: int) -> Batch:

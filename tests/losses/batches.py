@@ -92,6 +92,9 @@ def fill(groups: list[Group], seed: int, weighting: str = "token", noise: float 
         advantages=column(0.0, 1.0),
         returns=column(0.0, 1.0),
     )
+    marks = torch.zeros(len(batch), dtype=torch.float64)
+    marks[::2] = 1.0
+    filled.fill("high_covariance", marks)
     filled.fill("topk_ids", torch.arange(K).expand(len(batch), K).clone())
     filled.fill("teacher_logprobs", topk[0])
     filled.fill("reference_point", torch.full((batch.sequences,), 0.3, dtype=torch.float64), axis="sequence")

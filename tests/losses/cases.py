@@ -20,6 +20,7 @@ from whet.losses.policy_gradient import CISPOClip, GSPOClip, PPOClip, Reinforce
 from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 from whet.losses.reward_model import BradleyTerry, ScoreRegression
 from whet.losses.supervised import SFTLoss
+from whet.losses.trust_region import DPPOMask, GMPOClip, KLCovPenalty, SAPOGate
 from whet.losses.value import ValueLoss
 
 Oracle = Callable[[Plain, PlainOutput, PlainOutput], list[float]]
@@ -72,6 +73,19 @@ POLICY = [
     Case("cispo", CISPOClip(), using(slow.cispo), noise=1.5),
     Case("cispo tight", CISPOClip(clip_high=0.2), using(slow.cispo, high=0.2)),
     Case("reinforce", Reinforce(), using(slow.reinforce)),
+    Case("sapo", SAPOGate(), using(slow.sapo), noise=0.8),
+    Case("sapo steep", SAPOGate(tau_positive=3.0, tau_negative=5.0), using(slow.sapo, positive=3.0, negative=5.0)),
+    Case("dppo tv", DPPOMask(), using(slow.dppo), noise=0.8),
+    Case("dppo tv tight", DPPOMask(low=0.02, high=0.05, cap=1.1), using(slow.dppo, low=0.02, high=0.05, cap=1.1)),
+    Case(
+        "dppo kl",
+        DPPOMask(divergence="kl", low=0.02, high=0.01),
+        using(slow.dppo, divergence="kl", low=0.02, high=0.01),
+    ),
+    Case("gmpo", GMPOClip(), using(slow.gmpo), noise=0.8),
+    Case("gmpo tight", GMPOClip(clip_low=0.1, clip_high=0.2), using(slow.gmpo, low=0.1, high=0.2)),
+    Case("klcov", KLCovPenalty(), using(slow.kl_cov)),
+    Case("klcov weak", KLCovPenalty(coefficient=0.3), using(slow.kl_cov, coefficient=0.3)),
     Case("kl k1", KL(estimator="k1"), using(slow.kl, estimator="k1")),
     Case("kl k2", KL(estimator="k2", coefficient=0.5), using(slow.kl, estimator="k2", coefficient=0.5)),
     Case("kl k3", KL(), using(slow.kl)),

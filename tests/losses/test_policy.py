@@ -17,8 +17,12 @@ from whet.losses.composite import PolicyLoss, PositiveNLL
 from whet.losses.kl import KL
 from whet.losses.off_policy import TIS, IcePop, SequenceMask, mismatch_metrics
 from whet.losses.policy_gradient import CISPOClip, GSPOClip, PPOClip, Reinforce
+from whet.losses.trust_region import DPPOMask, GMPOClip, KLCovPenalty, SAPOGate
 
-SURROGATE_EXAMPLES = [PPOClip(), PPOClip(dual_clip=3.0), GSPOClip(), CISPOClip(), Reinforce()]
+SURROGATE_EXAMPLES = [
+    *(PPOClip(), PPOClip(dual_clip=3.0), GSPOClip(), CISPOClip(), Reinforce()),
+    *(SAPOGate(), DPPOMask(), DPPOMask(divergence="kl"), GMPOClip(), KLCovPenalty()),
+]
 every_surrogate = pytest.mark.parametrize("loss", SURROGATE_EXAMPLES, ids=repr)
 
 
@@ -32,6 +36,9 @@ def gradient(loss: object, output: ModelOutput, batch: Batch) -> torch.Tensor:
 def test_on_policy_gradient_is_advantage_times_weight(loss: object) -> None:
     batch, output = fill(random_groups(3), 3)
     batch.old_logprobs = None
+    batch.rollout_logprobs = output.logprobs.detach()
+    if isinstance(loss, GMPOClip):  # gives each token the mean over its answer
+        batch.advantages = batch.per_token(batch.reward + 0.5)
     expected = torch.where(batch.trained, -batch.weight * batch.advantages, 0.0)
     torch.testing.assert_close(gradient(loss, output, batch), expected)
     batch.old_logprobs = output.logprobs.detach()
@@ -56,7 +63,8 @@ def test_extreme_ratios_leave_loss_and_gradient_finite(loss: object, shift: floa
     batch.old_logprobs = torch.where(batch.trained, output.logprobs.detach() - shift, batch.old_logprobs)
     batch.rollout_logprobs = batch.old_logprobs + shift
     batch.reference_logprobs = batch.old_logprobs
-    whole = PolicyLoss(surrogate=loss, correction=TIS(), kl=KL(estimator="k2"))
+    correction = TIS() if loss.takes_correction else None  # type: ignore[attr-defined]
+    whole = PolicyLoss(surrogate=loss, correction=correction, kl=KL(estimator="k2"))
     for objective in (loss, whole):
         value, metrics = objective(output, batch)
         assert math.isfinite(value.item())
@@ -119,6 +127,37 @@ def test_policy_metrics_are_those_of_a_loop(loss: object) -> None:
         },
         rel=1e-10,
     )
+
+
+@pytest.mark.parametrize("loss", [GMPOClip(clip_low=0.1, clip_high=0.2), DPPOMask(low=0.02, high=0.03)], ids=repr)
+def test_metrics_of_bounds_that_are_not_ratios_are_those_of_a_loop(loss: GMPOClip | DPPOMask) -> None:
+    batch, output = fill(random_groups(0), 0)
+    b, lp = plain(batch), plain_output(output).logprobs
+    if isinstance(loss, GMPOClip):
+        moved = {t: lp[t] - b.old_logprobs[t] for t in b.trained}
+        bounds = loss.clip_high, loss.clip_low
+    else:
+        moved = {t: math.exp(lp[t]) - math.exp(b.rollout_logprobs[t]) for t in b.trained}
+        bounds = loss.high, loss.low
+    above = sum(moved[t] > bounds[0] and b.advantages[t] > 0 for t in b.trained)
+    below = sum(moved[t] < -bounds[1] and b.advantages[t] < 0 for t in b.trained)
+    metrics = loss(output, batch)[1].result()
+    assert above != below
+    assert min(above, below) > 0
+    assert metrics["clip/high"] == pytest.approx(above / len(moved))
+    assert metrics["clip/low"] == pytest.approx(below / len(moved))
+
+
+@pytest.mark.parametrize("loss", [SAPOGate(), KLCovPenalty()], ids=repr)
+def test_a_surrogate_without_a_clip_reports_none(loss: SAPOGate | KLCovPenalty) -> None:
+    batch, output = fill(random_groups(2), 2)
+    metrics = loss(output, batch)[1].result()
+    assert (metrics["clip/high"], metrics["clip/low"]) == (0.0, 0.0)
+
+
+def test_a_ratio_to_the_generator_takes_no_correction() -> None:
+    with pytest.raises(ValidationError, match="surrogate = dppo already contains the importance ratio"):
+        PolicyLoss.model_validate({"surrogate": "dppo", "correction": "tis"})
 
 
 def test_reinforce_reports_the_ratio_and_never_clips() -> None:
@@ -298,6 +337,15 @@ def test_defaults_are_those_of_the_papers() -> None:
         (GSPOClip, {"clip_low": 0.0}),
         (GSPOClip, {"clip_high": 0.0}),
         (CISPOClip, {"clip_high": 0.0}),
+        (SAPOGate, {"tau_positive": 0.0}),
+        (SAPOGate, {"tau_negative": 0.0}),
+        (DPPOMask, {"low": 0.0}),
+        (DPPOMask, {"high": 0.0}),
+        (DPPOMask, {"cap": 0.0}),
+        (DPPOMask, {"divergence": "js"}),
+        (GMPOClip, {"clip_low": 0.0}),
+        (GMPOClip, {"clip_high": 0.0}),
+        (KLCovPenalty, {"coefficient": -0.1}),
         (TIS, {"cap": 0.0}),
         (IcePop, {"low": -0.1}),
         (IcePop, {"high": 0.0}),
@@ -334,6 +382,10 @@ def test_registered_names_lead_to_their_classes() -> None:
         "gspo": "GSPOClip",
         "cispo": "CISPOClip",
         "reinforce": "Reinforce",
+        "sapo": "SAPOGate",
+        "dppo": "DPPOMask",
+        "gmpo": "GMPOClip",
+        "kl_cov": "KLCovPenalty",
     }
     assert class_names(CORRECTIONS) == {"tis": "TIS", "icepop": "IcePop", "sequence_mask": "SequenceMask"}
     assert class_names(LOSSES) == {

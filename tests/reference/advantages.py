@@ -166,3 +166,40 @@ def split(tokens: list[int], b: Plain) -> list[list[int]]:
         else:
             runs.append([t])
     return runs
+
+
+def max_rl(b: Plain, eps: float = 1e-6) -> Values:
+    per_row = {}
+    for i, row in enumerate(b.rows):
+        rewards = [b.rows[j].reward for j in members(b, row)]
+        mean = math.fsum(rewards) / len(rewards)
+        per_row[i] = 0.0 if len(set(rewards)) == 1 else (row.reward - mean) / (mean + eps)
+    return spread_over_tokens(b, per_row)
+
+
+def covariances(b: Plain, advantages: Values) -> dict[int, float]:
+    count = max(1, len(b.trained))
+    lp = math.fsum(b.old_logprobs[t] for t in b.trained) / count
+    a = math.fsum(advantages[t] for t in b.trained) / count
+    return {t: (b.old_logprobs[t] - lp) * (advantages[t] - a) for t in b.trained}
+
+
+def clip_cov(b: Plain, advantages: Values, low: float = 1.0, high: float = 5.0) -> Values:
+    """Every candidate selected."""
+    out = list(advantages)
+    for t, covariance in covariances(b, advantages).items():
+        if low < covariance < high:
+            out[t] = 0.0
+    return out
+
+
+def m2po(b: Plain, advantages: Values, threshold: float = 0.04) -> Values:
+    """Algorithm 1 of the paper: remove the largest until the mean of the rest is small enough."""
+    out = list(advantages)
+    d = {t: b.old_logprobs[t] - b.rollout_logprobs[t] for t in b.trained}
+    rest = [t for t in d if (advantages[t] > 0 and d[t] > 0) or (advantages[t] < 0 and d[t] < 0)]
+    while rest and sum(d[t] ** 2 for t in rest) / len(rest) > threshold:
+        worst = max(rest, key=lambda t: d[t] ** 2)
+        rest.remove(worst)
+        out[worst] = 0.0
+    return out

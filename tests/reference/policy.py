@@ -65,6 +65,57 @@ def reinforce(b: Plain, output: PlainOutput, frozen: PlainOutput) -> Values:
     return out
 
 
+def sapo(b: Plain, output: PlainOutput, frozen: PlainOutput, positive: float = 1.0, negative: float = 1.05) -> Values:
+    out = [0.0] * b.length
+    for t in b.trained:
+        a, rho = b.advantages[t], ratio(b, output, frozen, t)
+        tau = positive if a > 0 else negative
+        out[t] = -a * (4 / tau) / (1 + math.exp(-tau * (rho - 1)))
+    return out
+
+
+def dppo(
+    b: Plain,
+    output: PlainOutput,
+    frozen: PlainOutput,
+    divergence: str = "tv",
+    low: float = 0.15,
+    high: float = 0.15,
+    cap: float = 20.0,
+) -> Values:
+    out = [0.0] * b.length
+    for t in b.trained:
+        a, p, mu = b.advantages[t], math.exp(frozen.logprobs[t]), math.exp(b.rollout_logprobs[t])
+        apart = abs(p - mu)
+        if divergence == "kl":
+            apart = mu * math.log(mu / p) + (1 - mu) * math.log((1 - mu) / (1 - p))
+        if (a > 0 and p > mu and apart > high) or (a < 0 and p < mu and apart > low):
+            continue
+        out[t] = -min(p / mu, cap) * a * output.logprobs[t]
+    return out
+
+
+def gmpo(b: Plain, output: PlainOutput, frozen: PlainOutput, low: float = 0.4, high: float = 0.4) -> Values:
+    out = [0.0] * b.length
+    for row in b.rows:
+        product = 1.0
+        for t in row.tokens:
+            rho = ratio(b, output, frozen, t)
+            product *= min(rho, math.exp(high)) if b.advantages[t] > 0 else max(rho, math.exp(-low))
+        for t in row.tokens:
+            out[t] = -b.advantages[t] * product ** (1 / len(row.tokens))
+    return out
+
+
+def kl_cov(b: Plain, output: PlainOutput, frozen: PlainOutput, coefficient: float = 1.0) -> Values:
+    out = [0.0] * b.length
+    for t in b.trained:
+        out[t] = -b.advantages[t] * ratio(b, output, frozen, t)
+        if b.high_covariance[t]:
+            out[t] += coefficient * abs(output.logprobs[t] - old(b, frozen, t))
+    return out
+
+
 def kl(
     b: Plain,
     output: PlainOutput,

@@ -62,6 +62,8 @@ def problems(algorithm: Algorithm) -> Iterator[str]:
     for part in parts:
         if unfilled := part.reads - filled:
             yield f"{part.setting} reads {_listed(unfilled)}, which no part of this algorithm fills; choose another"
+    if estimator is not None and (marks := estimator.fills - {"advantages", "returns"} - live):
+        yield f"{setting} fills {_listed(marks)}, which no part of this algorithm reads; choose another"
     read = frozenset[str]().union(*(part.reads for part in parts))
     dead = [part for part in parts[1:] if part.fills and not part.fills & live]
     # A part may be read by another part without effect; the last one in the chain comes first.

@@ -7,9 +7,14 @@ and your own preset is a value in one of your modules, named by its dotted path.
 
 from whet.algorithms.gdpo import GDPOAdvantage
 from whet.algorithms.grpo import GRPO, GroupAdvantage
+from whet.algorithms.max_rl import MaxRLAdvantage
 from whet.algorithms.reinforce_plus_plus import ReinforcePlusPlusAdvantage
+from whet.algorithms.token_selection import M2PO as M2POAdvantage
+from whet.algorithms.token_selection import ClipCov, KLCov
 from whet.losses.composite import PolicyLoss
+from whet.losses.off_policy import TIS
 from whet.losses.policy_gradient import CISPOClip, GSPOClip, PPOClip, Reinforce
+from whet.losses.trust_region import DPPOMask, GMPOClip, KLCovPenalty, SAPOGate
 from whet.rollouts.filters import DynamicSampling
 
 DAPO = GRPO(
@@ -45,3 +50,40 @@ REINFORCE_PLUS_PLUS = GRPO(advantage=ReinforcePlusPlusAdvantage(group_baseline=T
 
 GDPO = GRPO(advantage=GDPOAdvantage(components={"correct": 1.0}))
 """GDPO (arXiv 2601.05242): list the scores of your task set in ``advantage.components``."""
+
+MAX_RL = GRPO(advantage=MaxRLAdvantage())
+"""MaxRL (arXiv 2602.02710): the division by the group's mean reward lets hard tasks count as in maximum likelihood.
+Rewards must not be negative."""
+
+SAPO = GRPO(loss=PolicyLoss(surrogate=SAPOGate()), weighting="sequence", minibatches=4)
+"""SAPO (arXiv 2511.20347): a soft gate instead of a clip, so that a token's gradient fades as its ratio leaves 1."""
+
+GMPO = GRPO(loss=PolicyLoss(surrogate=GMPOClip()), weighting="sequence", minibatches=4)
+"""GMPO (arXiv 2507.20673): the geometric mean of an answer's clipped ratios, which outliers move less than the
+arithmetic mean."""
+
+DPPO = GRPO(
+    advantage=GroupAdvantage(divide_by_std=False),
+    loss=PolicyLoss(surrogate=DPPOMask()),
+    weighting="constant",
+    minibatches=4,
+)
+"""DPPO (arXiv 2602.04879): stops a token where its probability has moved too far from the generator's, not where its
+ratio has. Advantages and weights are Dr. GRPO's, as in the authors' recipes."""
+
+_UNBOUNDED = 1e9  # above every ratio
+
+M2PO = GRPO(
+    advantage=M2POAdvantage(),
+    loss=PolicyLoss(surrogate=CISPOClip(clip_high=_UNBOUNDED), correction=TIS(cap=_UNBOUNDED)),
+    minibatches=4,
+)
+"""M2PO (arXiv 2510.01161), for rollouts that are many steps stale: the plain importance ratio to the generator, without
+the tokens whose squared log-ratios are largest."""
+
+CLIP_COV = GRPO(advantage=ClipCov(), minibatches=4)
+"""Clip-Cov (arXiv 2505.22617): a few of the tokens that reduce the entropy most are left out of each step."""
+
+KL_COV = GRPO(advantage=KLCov(), loss=PolicyLoss(surrogate=KLCovPenalty()), minibatches=4)
+"""KL-Cov (arXiv 2505.22617): the tokens that reduce the entropy most are held back by a KL penalty; nothing is
+clipped."""

@@ -17,6 +17,13 @@ ALGORITHMS = {
     "rloo": "whet.algorithms.presets:RLOO",
     "reinforce_plus_plus": "whet.algorithms.presets:REINFORCE_PLUS_PLUS",
     "gdpo": "whet.algorithms.presets:GDPO",
+    "max_rl": "whet.algorithms.presets:MAX_RL",
+    "sapo": "whet.algorithms.presets:SAPO",
+    "gmpo": "whet.algorithms.presets:GMPO",
+    "dppo": "whet.algorithms.presets:DPPO",
+    "m2po": "whet.algorithms.presets:M2PO",
+    "clip_cov": "whet.algorithms.presets:CLIP_COV",
+    "kl_cov": "whet.algorithms.presets:KL_COV",
     "ppo": "whet.algorithms.ppo:PPO",
     "prime": "whet.algorithms.prime:PRIME",
     "sft": "whet.algorithms.sft:SFT",
@@ -36,6 +43,10 @@ ADVANTAGES = {
     "teacher": "whet.algorithms.distillation:TeacherAdvantage",
     "process_rewards": "whet.algorithms.prime:ProcessRewards",
     "turn": "whet.algorithms.turns:TurnAdvantage",
+    "max_rl": "whet.algorithms.max_rl:MaxRLAdvantage",
+    "clip_cov": "whet.algorithms.token_selection:ClipCov",
+    "kl_cov": "whet.algorithms.token_selection:KLCov",
+    "m2po": "whet.algorithms.token_selection:M2PO",
 }
 
 AnyLoss = Annotated[Loss, Component(LOSSES)]

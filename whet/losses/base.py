@@ -39,6 +39,10 @@ SURROGATES = {
     "gspo": "whet.losses.policy_gradient:GSPOClip",
     "cispo": "whet.losses.policy_gradient:CISPOClip",
     "reinforce": "whet.losses.policy_gradient:Reinforce",
+    "sapo": "whet.losses.trust_region:SAPOGate",
+    "dppo": "whet.losses.trust_region:DPPOMask",
+    "gmpo": "whet.losses.trust_region:GMPOClip",
+    "kl_cov": "whet.losses.trust_region:KLCovPenalty",
 }
 
 CORRECTIONS = {

@@ -7,9 +7,9 @@ All terms are sums over the same weighted tokens, so their sum is as additive as
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.base.lazy import Tensor, torch
 from whet.config import Component, Config
@@ -39,6 +39,13 @@ class PolicyLoss(WeightedLoss):
     kl: KL | None = None
     entropy_coefficient: float = Field(0.0, ge=0)
     positive_nll: PositiveNLL | None = None
+
+    @model_validator(mode="after")
+    def _corrects_once(self) -> Self:
+        if self.correction is not None and not self.surrogate.takes_correction:
+            name = Component(SURROGATES).name_of(type(self.surrogate))
+            raise ValueError(f"surrogate = {name} already contains the importance ratio; set correction to null")
+        return self
 
     @property
     def reads(self) -> frozenset[str]:

@@ -34,6 +34,8 @@ class PolicyGradient(WeightedLoss):
     scales_with_advantage: ClassVar[bool] = False
     """True if a token's value is its advantage times a finite factor, so that an advantage of 0 gives a gradient of
     exactly 0."""
+    takes_correction: ClassVar[bool] = True
+    """False if the importance ratio already starts from the generator's log-probs."""
 
     def zero_gradient(self, batch: Batch) -> Tensor:
         if not self.scales_with_advantage:
@@ -56,7 +58,7 @@ class PPOClip(PolicyGradient):
         ratio = bounded_exp(at_trained(batch, output.logprobs) - old_logprobs(output, batch))
         advantages = at_trained(batch, batch.column("advantages"))
         value, high, low = _clipped(ratio, advantages, self.clip_low, self.clip_high)
-        metrics = _policy_metrics(output, batch, ratio, high, low)
+        metrics = policy_metrics(output, batch, ratio, high, low)
         if self.dual_clip is not None:
             bound = -self.dual_clip * advantages
             over = (advantages < 0) & (value > bound)
@@ -82,7 +84,7 @@ class GSPOClip(PolicyGradient):
         ratio = batch.per_token(sequence_ratio) * (logprobs - logprobs.detach()).exp()
         advantages = at_trained(batch, batch.column("advantages"))
         value, high, low = _clipped(ratio, advantages, self.clip_low, self.clip_high)
-        return value, _policy_metrics(output, batch, ratio, high, low)
+        return value, policy_metrics(output, batch, ratio, high, low)
 
 
 class CISPOClip(PolicyGradient):
@@ -99,7 +101,7 @@ class CISPOClip(PolicyGradient):
         advantages = at_trained(batch, batch.column("advantages"))
         value = -ratio.clamp(max=1 + self.clip_high) * advantages * logprobs
         high = ratio > 1 + self.clip_high
-        return value, _policy_metrics(output, batch, ratio, high, torch.zeros_like(high))
+        return value, policy_metrics(output, batch, ratio, high, torch.zeros_like(high))
 
 
 class Reinforce(PolicyGradient):
@@ -112,7 +114,7 @@ class Reinforce(PolicyGradient):
         value = -at_trained(batch, batch.column("advantages")) * logprobs
         ratio = bounded_exp(logprobs - old_logprobs(output, batch))
         never = torch.zeros_like(batch.trained)
-        return value, _policy_metrics(output, batch, ratio, never, never)
+        return value, policy_metrics(output, batch, ratio, never, never)
 
 
 def old_logprobs(output: ModelOutput, batch: Batch) -> Tensor:
@@ -127,7 +129,9 @@ def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tupl
     return value, (ratio > 1 + high) & (advantages > 0), (ratio < 1 - low) & (advantages < 0)
 
 
-def _policy_metrics(output: ModelOutput, batch: Batch, ratio: Tensor, high: Tensor, low: Tensor) -> Metrics:
+def policy_metrics(output: ModelOutput, batch: Batch, ratio: Tensor, high: Tensor, low: Tensor) -> Metrics:
+    """Return the metrics that all surrogates report, from the ratio of each token and masks of the tokens whose
+    gradient is stopped above and below. [N] each"""
     means = {"ratio/mean": ratio, "clip/high": high, "clip/low": low, "entropy/approximate": -output.logprobs}
     if output.entropy is not None:
         means["entropy"] = output.entropy

@@ -297,6 +297,8 @@ class Recipe(Config):
         cause = self._corrects
         if cause is None or not isinstance(main.loss, PolicyLoss) or main.loss.correction or written(key):
             return self, {}
+        if not main.loss.surrogate.takes_correction:
+            return self, {}
         loss = main.loss.model_copy(update={"correction": TIS()})
         algorithm = self.algorithm.model_copy(update={main.key: loss})
         return self.model_copy(update={"algorithm": algorithm}), {key: cause}
@@ -306,7 +308,7 @@ class Recipe(Config):
         texts = []
         main = self.algorithm.losses[self.algorithm.main_role]
         stale = self._stale
-        if stale and isinstance(main, PolicyLoss) and main.correction is None:
+        if stale and isinstance(main, PolicyLoss) and main.correction is None and main.surrogate.takes_correction:
             texts.append(
                 f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "
                 "rollouts bias the gradient; set e.g. algorithm.loss.correction=tis"

@@ -1,0 +1,119 @@
+"""Selections of tokens over a step, and MaxRL, against loops written from the papers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.losses.batches import fill, part, random_groups
+from tests.reference import advantages as slow
+from tests.reference.plain import plain
+from whet.algorithms.grpo import GRPO, GroupAdvantage
+from whet.algorithms.max_rl import MaxRLAdvantage
+from whet.algorithms.presets import KL_COV
+from whet.algorithms.presets import M2PO as M2PO_PRESET
+from whet.algorithms.token_selection import M2PO, ClipCov, KLCov
+from whet.base.errors import DataError
+from whet.core.batch import Batch
+
+SEEDS = (0, 1, 2)
+
+
+def make(seed: int) -> Batch:
+    return fill(random_groups(seed, (4, 3, 4, 4)), seed)[0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_max_rl_divides_by_the_mean_reward(seed: int, eps: float) -> None:
+    batch = make(seed)
+    batch.reward = batch.reward + 1.0
+    found = MaxRLAdvantage(eps=eps)(batch).advantages
+    assert found.tolist() == pytest.approx(slow.max_rl(plain(batch), eps), rel=1e-10, abs=1e-10)
+    assert (found > 0).any()
+
+
+def test_max_rl_gives_exactly_nothing_where_all_failed() -> None:
+    batch = make(0)
+    batch.reward = torch.zeros_like(batch.reward)
+    assert not MaxRLAdvantage(eps=0.0)(batch).advantages.any()
+
+
+def test_max_rl_refuses_negative_rewards_by_the_name_of_their_group() -> None:
+    batch = make(0)
+    batch.reward = batch.reward.clamp(min=0.0)
+    batch.reward[-1] = -0.5
+    with pytest.raises(DataError, match=r"'task-3': the reward is -0.5, but max_rl divides by the mean"):
+        MaxRLAdvantage()(batch)
+
+
+def test_clip_cov_selects_its_share_of_the_candidates_and_draws_them_from_its_seed() -> None:
+    batch = make(0)
+    plain_advantages = GroupAdvantage()(batch).advantages
+    wide = {"low": -9.0, "high": 9.0, "share": 0.3}
+
+    def silent(seed: int) -> list[int]:
+        found = ClipCov(seed=seed, **wide)(batch).advantages
+        return ((found != plain_advantages) & (found == 0)).nonzero().squeeze(1).tolist()
+
+    count = int(0.3 * int(batch.trained.sum()))
+    assert count > 1
+    assert 0 < len(silent(0)) <= count
+    assert silent(0) == silent(0)
+    assert len({tuple(silent(seed)) for seed in range(8)}) > 1
+    assert int(ClipCov(**wide).selected(batch, plain_advantages).sum()) == count
+    assert int(ClipCov(**wide | {"share": 1e-9}).selected(batch, plain_advantages).sum()) == 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("share", [1e-9, 0.3])
+def test_kl_cov_marks_the_largest_covariances(seed: int, share: float) -> None:
+    batch = make(seed)
+    advantages = KLCov(share=share)(batch).advantages
+    assert torch.equal(advantages, GroupAdvantage()(batch).advantages)
+    covariance = slow.covariances(plain(batch), advantages.tolist())
+    largest = sorted(covariance, key=covariance.__getitem__, reverse=True)
+    count = max(1, int(share * len(covariance)))
+    marked = batch.column("high_covariance")
+    assert set(marked.unique().tolist()) == {0.0, 1.0}
+    assert sorted(marked.nonzero().squeeze(1).tolist()) == sorted(largest[:count])
+
+
+@pytest.mark.parametrize("selection", [ClipCov(share=0.3, low=0.0), M2PO(threshold=0.002)], ids=repr)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_gradient_does_not_depend_on_how_the_step_is_split(selection: ClipCov | M2PO, seed: int) -> None:
+    batch, output = fill(random_groups(seed, (4, 3, 4, 4)), seed)
+    plain_advantages = GroupAdvantage()(batch).advantages
+    batch.advantages = selection(batch).advantages
+    assert not torch.equal(batch.advantages, plain_advantages)
+    loss = GRPO(advantage=selection).loss
+    (whole,) = torch.autograd.grad(loss(output, batch)[0], output.logprobs)
+    split = torch.zeros_like(whole)
+    for rows in torch.arange(batch.sequences).split(4):
+        piece, tokens = batch.select(rows)
+        split += torch.autograd.grad(loss(part(output, tokens), piece)[0], output.logprobs)[0]
+    torch.testing.assert_close(split, whole)
+
+
+def test_what_is_read_and_filled_follows_from_the_parts() -> None:
+    assert ClipCov().reads == KLCov().reads == {"old_logprobs"}
+    assert M2PO().reads == {"old_logprobs", "rollout_logprobs"}
+    assert KLCov().fills == {"advantages", "high_covariance"}
+    assert M2PO().compares
+    assert "old_logprobs" in KL_COV.reads
+
+
+def test_the_surrogate_and_the_advantage_of_kl_cov_need_each_other() -> None:
+    with pytest.raises(ValueError, match="high_covariance, which no part of this algorithm reads"):
+        GRPO.model_validate({"advantage": "kl_cov"})
+    with pytest.raises(ValueError, match="reads high_covariance, which no part of this algorithm fills"):
+        GRPO.model_validate({"loss": {"type": "policy", "surrogate": "kl_cov"}})
+
+
+def test_m2po_weighs_by_the_whole_ratio_to_the_generator() -> None:
+    batch, output = fill(random_groups(0, (4, 3)), 0)
+    batch = replace(batch, advantages=torch.where(batch.trained, 1.0, 0.0).double())
+    (gradient,) = torch.autograd.grad(M2PO_PRESET.loss(output, batch)[0], output.logprobs)
+    ratio = (output.logprobs.detach() - batch.rollout_logprobs).exp()
+    expected = torch.where(batch.trained, -batch.weight * ratio, 0.0)
+    torch.testing.assert_close(gradient, expected)
