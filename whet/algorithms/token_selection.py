@@ -48,7 +48,7 @@ class TokenSelection(Advantage):
 
 
 class ClipCov(TokenSelection):
-    """Select a random ``share`` of the step's tokens, among those whose covariance of log-prob and advantage is between
+    """Select a random ``share`` of the step's tokens, among tokens whose covariance of log-prob and advantage is between
     ``low`` and ``high`` (Clip-Cov, arXiv 2505.22617): the tokens that reduce the entropy most."""
 
     share: float = Field(2e-4, gt=0, le=1)
