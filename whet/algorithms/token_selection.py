@@ -48,8 +48,8 @@ class TokenSelection(Advantage):
 
 
 class ClipCov(TokenSelection):
-    """Select a random ``share`` of the step's tokens, among tokens whose covariance of log-prob and advantage is between
-    ``low`` and ``high`` (Clip-Cov, arXiv 2505.22617): the tokens that reduce the entropy most."""
+    """Select at random a ``share`` of the step's tokens, from the tokens whose covariance of log-prob and advantage is
+    between ``low`` and ``high`` (Clip-Cov, arXiv 2505.22617): these reduce the entropy most."""
 
     share: float = Field(2e-4, gt=0, le=1)
     """The number of selected tokens, as a share of the trained ones; at least one token."""
