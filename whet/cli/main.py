@@ -20,6 +20,7 @@ from whet.base.errors import WhetError
 from whet.base.escaping import escape_controls
 from whet.base.files import write_atomically
 from whet.cli import (
+    attack,
     audit,
     doctor,
     evaluate,
@@ -78,6 +79,7 @@ app.command("resume")(launchable(train.resume, train.resume_job))
 app.command("eval")(launchable(evaluate.evaluate))
 app.command("show")(show.show)
 app.command("validate")(validate.validate)
+app.command("attack")(attack.attack)
 app.command("gym")(gym.gym)
 app.command("plan")(plan.plan)
 app.command("view")(view.view)

@@ -20,16 +20,22 @@ def validate(
     samples: Annotated[
         int | None, typer.Option("--samples", min=0, help="How many reference answers of the data to grade.")
     ] = None,
+    cases: Annotated[
+        str | None, typer.Option("--cases", metavar="FILE", help="Grade the cases of a file, too (see: whet attack).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Grade answers whose correct reward is known. Exit code 1 if any is graded wrongly."""
     from whet.cli.targets import recipe_of
     from whet.processes.compute import run_computing
+    from whet.tasks.case_files import read_cases
     from whet.tasks.validate import validate as grade
     from whet.tasks.validate import wrong
 
     settings = recipe_of(target, overrides or [])
-    graded = run_computing(grade(settings.taskset, settings.validation.samples if samples is None else samples))
+    further = [] if cases is None else read_cases(cases, settings.taskset)
+    count = settings.validation.samples if samples is None else samples
+    graded = run_computing(grade(settings.taskset, count, further))
     errors = wrong(graded)
     if as_json:
         print_json([dataclasses.asdict(answer) | {"wrong": answer in errors} for answer in graded])

@@ -15,7 +15,7 @@ from whet.config import Config
 from whet.core.types import Task
 from whet.processes.loop_thread import format_error
 from whet.tasks.base import TaskSet
-from whet.tasks.cases import Answer
+from whet.tasks.cases import Answer, Case
 from whet.tasks.episodes import play
 from whet.tasks.isolated import IsolatedEnvironments
 
@@ -51,9 +51,10 @@ class Graded:
         return self.error or f"it earned {self.got:g}"
 
 
-async def validate(taskset: TaskSet, samples: int) -> list[Graded]:
-    """Grade all cases and ``samples`` gold answers. Raises ``ConfigError`` if there is nothing to grade."""
-    cases, golds = taskset.cases(), _golds(taskset, samples)
+async def validate(taskset: TaskSet, samples: int, further: Sequence[Case] = ()) -> list[Graded]:
+    """Grade all cases, the ``further`` ones too, and ``samples`` gold answers. Raises ``ConfigError`` if there is
+    nothing to grade."""
+    cases, golds = [*taskset.cases(), *further], _golds(taskset, samples)
     if not cases and not golds:
         name = type(taskset).__name__
         raise ConfigError(f"{name} declares no answer with a known reward: define its cases() or gold()")

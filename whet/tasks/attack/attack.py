@@ -1,0 +1,285 @@
+"""Attack on a task set's graders: cheap answers are tried, and those with a reward are shrunk and reported.
+
+answers of families, task by task ──► search guided by the reward ──► findings are shrunk
+(60% of the gradings)                 (20%, if nothing was paid)      (the rest)
+"""
+
+import contextlib
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from whet.base.errors import ConfigError
+from whet.base.seeds import derive_seed
+from whet.core.types import Task
+from whet.tasks.attack.answers import BY_CHANCE, FAMILIES, FROM_GOLD, SEARCH, Cheap, Writer, final_text, letters
+from whet.tasks.attack.gradings import Failure, Gradings, SpentError
+from whet.tasks.attack.search import search, written
+from whet.tasks.attack.shrink import shrunk
+from whet.tasks.base import Environments, TaskSet
+from whet.tasks.cases import Case
+
+_SEARCHED = 6  # tasks of the random search
+_ENOUGH = 4  # tasks over which a mean counts
+_FAILURES = 3  # failures of the grader after which an attack ends
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The size of an attack, and the rewards that count as findings."""
+
+    samples: int = 16  # tasks
+    budget: int = 2500  # gradings
+    seconds: float = 120.0
+    deadline: float = 30.0  # seconds for one grading
+    threshold: float | None = None  # reward of one answer; None: the reward of the gold answer, or 1 without one
+    mean: float = 0.2  # mean reward of one idea over all tasks, in addition to the share that is right by chance
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cheap answer that earns a reward, or an answer on which the grader fails."""
+
+    kind: str  # "answer", "mean", "raises" or "hangs"
+    family: str
+    name: str
+    task: Task
+    answer: str
+    reward: float | None  # None after a failure
+    limit: float  # the least reward, or mean reward, that counts
+    mean: float  # mean reward of the idea over ``tasks`` tasks
+    tasks: int
+    error: str = ""
+
+    @property
+    def case(self) -> Case:
+        """Return the answer as a case, which should earn nothing."""
+        return Case(f"{self.family}: {self.name}", self.task, self.answer, 0.0, "adversarial")
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of an attack."""
+
+    tasks: int
+    gradings: int = 0
+    bound: float = 0.0  # mean rewards that are more than two standard errors above this are findings
+    tried: dict[str, int] = field(default_factory=dict)  # family -> answers
+    findings: list[Finding] = field(default_factory=list)
+    not_attacked: list[str] = field(default_factory=list)
+
+
+async def attack(taskset: TaskSet, plan: Plan) -> Report:
+    """Try cheap answers to a sample of the tasks. Raises ``ConfigError`` for a task set that rewards no answers."""
+    if not taskset.grades:
+        raise ConfigError(f"{type(taskset).__name__} rewards no answers, so nothing can be attacked")
+    gradings = Gradings(taskset, plan.budget, plan.seconds, plan.deadline)
+    try:
+        return await _Attack(taskset, plan, gradings).report()
+    finally:
+        await gradings.close()
+
+
+class _Attack:
+    def __init__(self, taskset: TaskSet, plan: Plan, gradings: Gradings) -> None:
+        self.taskset, self.plan, self.gradings = taskset, plan, gradings
+        every = [*taskset.tasks("train"), *taskset.tasks("test")]
+        random.Random(derive_seed(plan.seed, "attack")).shuffle(every)
+        self.tasks = every[: plan.samples]
+        if not self.tasks:
+            raise ConfigError(f"{type(taskset).__name__} has no tasks to attack")
+        answers = [taskset.gold(task) for task in every[: max(200, plan.samples)]]
+        golds = [final_text(answer) for answer in answers]
+        self.answers, self.golds = answers[: len(self.tasks)], golds[: len(self.tasks)]
+        different = {letters(gold) for gold in golds if gold}
+        self.chance = 1 / len(different) if len(different) > 1 else 0.0
+        # One text that is right for all tasks: any text of some form is right, and only empty answers must not be paid.
+        self.any_text = len(self.tasks) > 1 and len({*golds}) == 1 and all(isinstance(each, str) for each in answers)
+        self.writer = Writer(golds, self._same)
+        self.paid: dict[int, float] = {}  # task -> reward of one answer that counts
+        self.rewards: dict[tuple[str, str], dict[int, tuple[Cheap, float]]] = {}
+        self.result = Report(len(self.tasks))
+        self.failures: dict[str, int] = {}
+        self.finished = 0  # tasks whose answers were all graded
+
+    async def report(self) -> Report:
+        result, gradings, plan = self.result, self.gradings, self.plan
+        try:
+            gradings.limit = plan.budget * 6 // 10
+            await self._families()
+        except SpentError:
+            left = len(self.tasks) - self.finished
+            self._skip(f"{left} of {len(self.tasks)} tasks with all answers: the gradings or seconds were used up")
+        result.findings += self._payments()
+        if not result.findings and not self.any_text and len(self.tasks) >= _ENOUGH:
+            gradings.limit = plan.budget * 8 // 10
+            await self._search()
+        for number, finding in enumerate(result.findings):
+            share = (plan.budget - gradings.count) // (len(result.findings) - number)
+            gradings.limit = gradings.count + share
+            result.findings[number] = await self._shrunk(finding)
+        result.gradings = gradings.count
+        self._limits()
+        return result
+
+    async def _families(self) -> None:
+        """Grade the answers of all families, task by task."""
+        rewards = []
+        for number, task in enumerate(self.tasks):
+            gold = self.answers[number]
+            floor = await self._reward(number, Cheap(FAMILIES[0], "nothing", "")) or 0.0
+            reward = None if gold is None else await self.gradings.of(task, gold)
+            if isinstance(reward, Failure):
+                self._failed(reward, number, Cheap("gold", "the gold answer", self.golds[number] or ""))
+                reward = None
+            usable = reward is not None and reward > floor
+            rewards.append(reward if reward is not None and usable else 1.0)
+            self.paid[number] = self.plan.threshold if self.plan.threshold is not None else rewards[-1]
+            scale = sum(rewards) / len(rewards)
+            self.result.bound = (self.chance + self.plan.mean) * scale if scale > 0 else scale
+            for cheap in self.writer.answers(task, self.golds[number] if usable else None):
+                if self.any_text and cheap.text.strip():
+                    continue
+                await self._reward(number, cheap)
+                if sum(self.failures.values()) >= _FAILURES:
+                    self._skip(f"the answers after {_FAILURES} failures of the grader")
+                    return
+            self.finished += 1
+
+    async def _reward(self, number: int, cheap: Cheap) -> float | None:
+        """Return the reward of an answer and note it; None if the grader fails."""
+        reward = await self.gradings.of(self.tasks[number], cheap.text)
+        self.result.tried[cheap.family] = self.result.tried.get(cheap.family, 0) + 1
+        if isinstance(reward, Failure):
+            self._failed(reward, number, cheap)
+            return None
+        self.rewards.setdefault((cheap.family, cheap.name), {})[number] = (cheap, reward)
+        return reward
+
+    def _failed(self, failure: Failure, number: int, cheap: Cheap) -> None:
+        """Note a failure of the grader: a finding, unless the same is one already."""
+        self.failures[failure.text] = self.failures.get(failure.text, 0) + 1
+        if self.failures[failure.text] == 1:
+            task = self.tasks[number]
+            finding = Finding(failure.kind, cheap.family, cheap.name, task, cheap.text, None, 0.0, 0.0, 0, failure.text)
+            self.result.findings.append(finding)
+
+    def _payments(self) -> list[Finding]:
+        """Return the answers that earn the full reward, and ideas whose mean reward is too high: one finding for each
+        idea, on the task with the highest reward."""
+        findings = []
+        for (family, name), graded in self.rewards.items():
+            graded = {number: pair for number, pair in graded.items() if number in self.paid}
+            if not graded:
+                continue
+            rewards = [reward for _, reward in graded.values()]
+            mean = statistics.fmean(rewards)
+            sure = mean - 2 * statistics.pstdev(rewards) / len(rewards) ** 0.5
+            number, (cheap, reward) = max(graded.items(), key=lambda item: item[1][1] - self.paid[item[0]])
+            task, limit = self.tasks[number], self.paid[number]
+            if family not in BY_CHANCE and reward >= limit - 1e-6:
+                findings.append(Finding("answer", family, name, task, cheap.text, reward, limit, mean, len(graded)))
+            elif family not in FROM_GOLD and sure > self.result.bound and len(graded) >= _ENOUGH:
+                bound = self.result.bound
+                findings.append(Finding("mean", family, name, task, cheap.text, reward, bound, mean, len(graded)))
+        return findings
+
+    async def _search(self) -> None:
+        tasks = self.tasks[:_SEARCHED]
+        count = 0
+
+        async def reward(task: Task, text: str) -> float:
+            nonlocal count
+            try:
+                value = await self.gradings.of(task, text)
+            except SpentError:
+                raise StopAsyncIteration from None
+            count += 1
+            if isinstance(value, Failure):
+                self._failed(value, self.tasks.index(task), Cheap(SEARCH, "random search", text))
+                if sum(self.failures.values()) >= _FAILURES:
+                    raise StopAsyncIteration
+                return float("-inf")
+            return value
+
+        begin = [
+            *self.writer.frequent,
+            "",
+            "0",
+            *(text for golds in [self.golds[:_SEARCHED]] for text in golds if text),
+        ]
+        mean, recipe = await search(
+            tasks, begin, reward, derive_seed(self.plan.seed, "attack", "search"), self.plan.budget
+        )
+        self.result.tried[SEARCH] = count
+        # The best of many ideas on few tasks is high by chance, so it must hold on all tasks.
+        if mean <= self.result.bound:
+            return
+        self.gradings.limit = self.plan.budget
+        for number, task in enumerate(self.tasks):
+            try:
+                await self._reward(number, Cheap(SEARCH, "random search", written(recipe, task)))
+            except SpentError:
+                break
+        self.result.findings += self._payments()
+
+    async def _shrunk(self, finding: Finding) -> Finding:
+        """Return the finding with a shorter answer, which has the same reward or failure. It isn't part of the gold
+        answer, which may earn its reward."""
+        number = self.tasks.index(finding.task)
+        gold = letters(self.golds[number] or "")
+        keep = next(
+            (pair[0].keep for pair in [self.rewards.get((finding.family, finding.name), {}).get(number)] if pair), ""
+        )
+        best, best_reward = finding.answer, finding.reward
+
+        async def holds(text: str) -> bool:
+            nonlocal best, best_reward
+            if keep not in text or (letters(text) and letters(text) in gold):
+                return False
+            graded = await self.gradings.of(finding.task, text)
+            if isinstance(graded, Failure):
+                same = finding.kind == graded.kind and finding.error == graded.text
+            else:
+                same = finding.reward is not None and graded >= finding.reward - 1e-6
+            if same:
+                best, best_reward = text, None if isinstance(graded, Failure) else graded
+            return same
+
+        if finding.kind == "hangs":  # each grading would cost the deadline
+            return finding
+        with contextlib.suppress(SpentError):
+            await shrunk(finding.answer, holds)
+        return replace(finding, answer=best, reward=best_reward)
+
+    def _same(self, task: Task, first: str, second: str) -> bool:
+        """Return whether two answers to a task state the same."""
+        stated = self.taskset.stated(task, first)
+        return first == second or (stated is not None and stated == self.taskset.stated(task, second))
+
+    def _skip(self, what: str) -> None:
+        if what not in self.result.not_attacked:
+            self.result.not_attacked.append(what)
+
+    def _limits(self) -> None:
+        """Note the parts of the task set that were not attacked."""
+        if self.gradings.tools:
+            self._skip("calls of tools: only the final message was, in episodes without a call")
+        if len(self.tasks) < _ENOUGH:
+            self._skip(f"ideas that pay on average, which needs {_ENOUGH} tasks")
+        if self.any_text:
+            self._skip("answers with text, because all tasks have the same gold answer")
+        if without := sum(gold is None for gold in self.golds):
+            self._skip(f"the gold answers of {without} tasks, which have none")
+        if type(self.taskset).score_group is not Environments.score_group:
+            self._skip("rewards relative to other answers of a group")
+
+
+def counted(findings: Sequence[Finding]) -> dict[str, int]:
+    """Return the number of findings of each family."""
+    counts: dict[str, int] = {}
+    for finding in findings:
+        counts[finding.family] = counts.get(finding.family, 0) + 1
+    return counts
