@@ -25,11 +25,23 @@ class LoraSettings(Config):
     """Layers, by the end of their names. In a mixture of experts ``all-linear`` excludes routed experts."""
     experts: bool = False
     """Also adapt routed experts: A and B for each of them, of this rank."""
+    rank_stabilized: bool = False
+    """Scale B A by alpha / sqrt(rank) instead of alpha / rank (rsLoRA, arXiv 2312.03732)."""
+    dora: bool = False
+    """Also train the norm of each row of the matrices: W' = m (W + s B A) / |W + s B A| (DoRA, arXiv 2402.09353). On
+    one rank, with ``weights.lora=merged``."""
+
+    @property
+    def scaled_alpha(self) -> float:
+        """The alpha for which alpha / rank is the scale of B A."""
+        return self.alpha * self.rank**0.5 if self.rank_stabilized else self.alpha
 
     @model_validator(mode="after")
     def _fits_experts(self) -> "LoraSettings":
         if self.experts and self.dropout:
             raise ValueError("experts = true takes no dropout; set dropout to 0")
+        if self.experts and self.dora:
+            raise ValueError("experts = true can't be combined with dora = true; leave one of them out")
         return self
 
 

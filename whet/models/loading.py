@@ -138,6 +138,7 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
         from peft import LoraConfig, get_peft_model
 
     settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+    settings |= {"use_rslora": lora.rank_stabilized, "use_dora": lora.dora}
     targets = lora_targets(model, lora)
     if lora.experts:
         from whet.models.moe.expert_lora import expert_parameters

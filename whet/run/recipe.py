@@ -142,6 +142,10 @@ class Recipe(Config):
         samples = isinstance(self.algorithm, OnlineAlgorithm)
         yield from self.learner.problems(self.parallel, self.model.lora is not None)
         yield from self.optimizer.problems(self.parallel)
+        if self.model.lora is not None and self.model.lora.dora and self.parallel.ranks > 1:
+            yield (
+                f"model.lora.dora = true trains on one rank, but there are {self.parallel.ranks}; leave one of them out"
+            )
         yield from self.cluster.problems(self.parallel.ranks)
         yield from self.devices.problems(self.cluster, samples)
         if samples:

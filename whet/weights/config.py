@@ -106,6 +106,8 @@ class WeightSyncConfig(RefitConfig):
             yield f"{purpose}, but model.lora is not set; set it, or leave weights.lora out"
         elif generator is None:
             yield f"{purpose}, but this run has no generator; leave weights.lora out"
+        elif lora.dora:
+            yield f"{purpose}, which can't apply model.lora.dora = true; set weights.lora=merged, or leave dora out"
         elif reason := generator.cannot_adapt(lora.rank):
             yield f"{purpose}, but model.lora.rank is {lora.rank}: {reason}; lower it, or set weights.lora=merged"
 

@@ -95,7 +95,7 @@ class EngineSync:
         lora = learner.facts.model.lora
         if lora is None:
             raise ConfigError("weights.lora=adapter sends LoRA's tensors, but model.lora is not set")
-        return lora.rank, lora.alpha
+        return lora.rank, lora.scaled_alpha
 
     async def _refit(
         self, source: WeightSource, generator: Engine[EngineRanks], version: int, adapter: Adapter | None = None

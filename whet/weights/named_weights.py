@@ -18,7 +18,7 @@ from whet.weights.source import Content, NamedTensors, WeightRequest
 
 AT_ONCE = 16 * 2**20
 """Bytes that are gathered in one exchange. The C library caches and reuses memory of this size."""
-_LORA = ("lora_A.", "lora_B.")
+_LORA = ("lora_A.", "lora_B.", "lora_magnitude_vector.")
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,17 +77,31 @@ def _merged(name: str, layer: Any, weight: Tensor) -> Part:
 
     adapters = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
     pieces = [side[adapter].weight.detach() for adapter in adapters for side in (layer.lora_A, layer.lora_B)]
+    magnitudes = {adapter: layer.lora_magnitude_vector[adapter] for adapter in adapters if layer.use_dora.get(adapter)}
+    pieces += [magnitude.weight.detach() for magnitude in magnitudes.values()]
 
     def made(weight: Tensor, *sides: Tensor) -> Tensor:
-        for adapter, a, b in zip(adapters, sides[::2], sides[1::2], strict=True):
+        norms = dict(zip(magnitudes, sides[2 * len(adapters) :], strict=True))
+        for number, adapter in enumerate(adapters):
+            a, b = sides[2 * number : 2 * number + 2]
             if isinstance(layer, ExpertAdapter):
                 delta = layer.added(a, b)
             else:
                 delta = (b @ a).T if layer.fan_in_fan_out else b @ a
             weight = weight + delta * layer.scaling[adapter]  # in the wider dtype of the trained tensors
+            if adapter in norms:
+                weight = _with_row_norms(weight, norms[adapter], inputs_first=layer.fan_in_fan_out)
         return weight
 
     return Part(name, [weight, *pieces], made)
+
+
+def _with_row_norms(weight: Tensor, norms: Tensor, *, inputs_first: bool) -> Tensor:
+    """Return the matrix with each output's weights scaled to the given norm, as in DoRA. [outputs, inputs] (or, with
+    ``inputs_first``, [inputs, outputs]), [outputs] -> the same form"""
+    rows = weight.T if inputs_first else weight
+    scaled = rows * (norms / torch.linalg.norm(rows, dim=1)).unsqueeze(1)
+    return scaled.T if inputs_first else scaled
 
 
 def _adapter_weights(model: nn.Module) -> Iterator[Part]:
