@@ -1,16 +1,18 @@
-"""What episodes of several turns cost, beside the same without what saves it. Prints one line for each measurement.
+"""The cost of episodes of several turns, with and without shared beginnings. Prints one line for each measurement.
 
     python benchmarks/agents.py [--parts generator,learner,tools] [--model FOLDER] [--vllm] [--small] [--json FILE]
 
 generator: the 8 episodes of a group, of 8 turns each; the next prompt is the last one, its answer of 32 random tokens
-and an observation of 32. Tokens of prompts that were laid out and computed, and seconds, with known beginnings shared
-and, of each prompt, all computed anew. With ``--vllm`` also on vLLM, in the interpreter that it is installed in.
+and an observation of 32. Tokens of prompts that were laid out and computed, and seconds, with the beginnings of prompts
+shared, and with every prompt computed from its first token. With ``--vllm`` also on vLLM, in the interpreter that it is
+installed in.
 
-learner: the same episodes, forward and backward, with what they have in common shared, and as rows of their own.
-Then episodes whose history is rewritten, so that each reply is a line of its own.
+learner: the same episodes, forward and backward, with their common beginnings shared, and as separate rows.
+Then episodes whose history is rewritten, so that each reply is a separate line.
 
 tools: 64 episodes at once, of 4 turns; each reply of 32 tokens is followed by a tool of 0.5 to 8 seconds. Episodes a
-minute, and what they waited for, beside tools that take no time. The tools are called whatever the model says.
+minute, and what they waited for, compared with tools that take no time. Every reply calls the tool, regardless of its
+text.
 
 Without ``--model`` the model has the shape of SmolLM2-135M and random weights: the time is the same.
 """
@@ -22,6 +24,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
 from whet.core.types import Distribution, Episode, Group, Message, Span, Task, Trajectory
-from whet.engines.base import Completion, Engine, SamplingParams
+from whet.engines.base import Completion, Engine, PausableEngine, SamplingParams
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.engine_model import build_engine_model
 from whet.engines.torch.generator import TorchGenerator
@@ -61,7 +64,7 @@ Result = dict[str, float]
 
 
 def load(folder: str | None, small: bool, precision: str) -> PreTrainedModel:
-    """The model of a folder, or one with random weights."""
+    """Return the model of a folder, or one with random weights."""
     dtype = chosen_dtype(precision, folder)
     torch.manual_seed(0)
     if folder is not None:
@@ -71,12 +74,12 @@ def load(folder: str | None, small: bool, precision: str) -> PreTrainedModel:
 
 
 async def episodes(generator: Engine[Any], shares: bool, turns: int, tokens: int) -> None:
-    """Play one group: each episode goes on as soon as its own answer is there. Where nothing is to be shared, each has
-    a prompt of its own."""
+    """Play one group: each episode continues as soon as its own answer arrives. Where nothing is to be shared, the
+    prompts differ from the first token on."""
     draw = torch.Generator().manual_seed(1)
     prompt = torch.randint(10, 500, (PROMPT,), generator=draw).tolist()
 
-    async def one(number: int) -> None:
+    async def episode(number: int) -> None:
         history = [prompt[0] if shares else number, *prompt[1:]]
         for turn in range(turns):
             params = SamplingParams(tokens, seed=number * turns + turn)
@@ -84,11 +87,11 @@ async def episodes(generator: Engine[Any], shares: bool, turns: int, tokens: int
             observation = torch.randint(10, 500, (tokens,), generator=draw).tolist()
             history += completion.tokens + observation
 
-    await asyncio.gather(*map(one, range(GROUP)))
+    await asyncio.gather(*map(episode, range(GROUP)))
 
 
-async def measure(generator: Engine[Any], shares: bool, turns: int, tokens: int) -> Result:
-    """The seconds of a group, after a warm-up, and what became of its prompts' tokens."""
+async def measure(generator: PausableEngine[Any], shares: bool, turns: int, tokens: int) -> Result:
+    """Return the seconds of a group, after a warm-up, and how many of its prompts' tokens were computed."""
     await episodes(generator, shares, 1, 2)
     await generator.pause()
     await generator.resume(1)  # what the warm-up left is forgotten
@@ -96,9 +99,9 @@ async def measure(generator: Engine[Any], shares: bool, turns: int, tokens: int)
     started, computing = time.perf_counter(), time.process_time()
     await episodes(generator, shares, turns, tokens)
     seconds, computing = time.perf_counter() - started, time.process_time() - computing
-    told = generator.tally().result()
-    laid_out = told["time/generator/prompt_tokens"]
-    computed = laid_out * (1 - told["time/generator/cached_share"])
+    metrics = generator.tally().result()
+    laid_out = metrics["time/generator/prompt_tokens"]
+    computed = laid_out * (1 - metrics["time/generator/cached_share"])
     times = {"seconds": seconds, "seconds of processors, in this process": computing}
     return times | {"laid out": laid_out, "computed": round(computed), "sampled": GROUP * turns * tokens}
 
@@ -116,9 +119,8 @@ async def on_torch(model: PreTrainedModel, shares: bool, turns: int, tokens: int
 
 
 async def on_vllm(model: PreTrainedModel, shares: bool, turns: int, tokens: int) -> Result:
-    config = VllmGeneratorConfig(
-        dtype=str(model.dtype).removeprefix("torch."), max_batch=GROUP, cache_gib=1.0, prefix_caching=shares
-    )
+    dtype: Any = str(model.dtype).removeprefix("torch.")
+    config = VllmGeneratorConfig(dtype=dtype, max_batch=GROUP, cache_gib=1.0, prefix_caching=shares)
     generator: Any = config.build(model.config)
     try:
         weights = Listed([(name, tensor) for name, tensor in model.state_dict().items() if name != "lm_head.weight"])
@@ -129,14 +131,14 @@ async def on_vllm(model: PreTrainedModel, shares: bool, turns: int, tokens: int)
 
 
 def generator_part(args: argparse.Namespace) -> dict[str, Result]:
-    """Prefixes shared and computed anew, with each engine."""
+    """Measure shared beginnings and whole prompts, with each engine."""
     model = compute_now(load, args.model, args.small, args.precision)
     turns, tokens = (3, 8) if args.small else (8, 32)
     results: dict[str, Result] = {}
     engines = {"torch": on_torch} | ({"vllm": on_vllm} if args.vllm else {})
     for name, run in engines.items():
         for shares in (True, False):
-            label = f"generator, {name}, {'beginnings shared' if shares else 'all computed anew'}"
+            label = f"generator, {name}, {'beginnings shared' if shares else 'all computed'}"
             results[label] = asyncio.run(run(model, shares, turns, tokens))
     return results
 
@@ -147,8 +149,8 @@ def drawn(count: int, draw: torch.Generator) -> list[int]:
 
 
 def played(turns: int, tokens: int, rewritten: bool) -> Group:
-    """A group of episodes as a run would have recorded them: one line each, or one for each reply, which is given the
-    prompt and the last observation."""
+    """Return a group of episodes as a run would have recorded them: one line each, or one for each reply, which is
+    given the prompt and the last observation."""
     draw = torch.Generator().manual_seed(1)
     prompt, episodes = drawn(PROMPT, draw), []
     for _ in range(GROUP):
@@ -171,7 +173,7 @@ def learner_part(args: argparse.Namespace) -> dict[str, Result]:
         laid_out = sum(len(line.tokens) for line in group.trajectories)
         for shares in (True, False):
             batch = Batch.from_groups([group], share_prompts=shares)
-            taken = compute_now(lambda batch=batch: seconds(lambda: learn(model, batch), 1))
+            taken = compute_now(seconds, partial(learn, model, batch), 1)
             label = f"learner, {kind}, {'shared' if shares else 'row by row'}"
             results[label] = {"seconds": taken, "laid out": laid_out, "computed": len(batch)}
     return results
@@ -212,7 +214,7 @@ class Slow(Environment):
         return Step(done=not self.left, messages=await self.toolbox.answer([call]) if self.left else [])
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Hold nothing."""
 
 
 class Stopping:
@@ -226,7 +228,7 @@ class Stopping:
 
 
 async def with_tools(model: PreTrainedModel, renderer: Renderer, slow: bool, number: int, tokens: int) -> Result:
-    """Play so many episodes at once."""
+    """Play ``number`` episodes at once."""
     turns = 4
 
     class Slows(Environments):
@@ -272,7 +274,7 @@ async def with_tools(model: PreTrainedModel, renderer: Renderer, slow: bool, num
 
 
 def tools_part(args: argparse.Namespace) -> dict[str, Result]:
-    """Slow tools beside tools that take no time."""
+    """Measure slow tools, and tools that take no time."""
     renderer = Renderer(AutoTokenizer.from_pretrained(args.model or fetch_model("smollm2-135m-instruct")))
     model = compute_now(load, args.model, args.small, args.precision)
     number, tokens = (8, 8) if args.small else (64, 32)

@@ -1,9 +1,9 @@
-"""Tokens per second of the in-process generator beside ``transformers.generate`` and vLLM, on the same weights.
+"""Tokens per second of the in-process generator, ``transformers.generate`` and vLLM, on the same weights.
 
     python benchmarks/generation.py --model FOLDER [--vllm-python vllm-venv/bin/python] [--json FILE]
 
 64 sequences (8 prompts of 100 random tokens, 8 samples each) of 128 new tokens, at temperature 1, the end
-of text ignored; no prompt is known beforehand. vLLM is its build for CPUs, in a process of its own
+of text ignored; no prompt is in a cache beforehand. vLLM is its build for CPUs, in a separate process
 (``vllm_generation.py``, which says how to make its virtual environment); it returns no log-probs, whet does.
 Contestants take turns, so that a busy machine slows all of them; the ratio is what to read. Prints also the rate of the
 matrix products alone (the ceiling) and where the generator's time goes.
@@ -36,7 +36,7 @@ from whet.processes.machine import keep_freed_memory
 def ours(generator: TorchGenerator, prompts: list[list[int]], samples: int, new: int) -> None:
     async def body() -> None:
         await generator.pause()
-        await generator.resume(generator.version + 1)  # prompts are computed anew, as with fresh weights
+        await generator.resume(generator.version + 1)  # no prompt is cached, as with fresh weights
         requests = [(prompt, i) for prompt in prompts for i in range(samples)]
         await asyncio.gather(*(generator.sample(p, SamplingParams(new, seed=i), "") for p, i in requests))
 
@@ -60,8 +60,12 @@ def theirs(model: PreTrainedModel, prompts: list[list[int]], samples: int, new: 
     model.generate(ids, attention_mask=mask, **options)
 
 
+def rival(model: PreTrainedModel, prompts: list[list[int]], samples: int, new: int) -> None:
+    compute_now(theirs, model, prompts, samples, new)
+
+
 class VllmProcess:
-    """vLLM, which samples when told to."""
+    """A process of vLLM, which samples on request."""
 
     def __init__(
         self, python: str, model: str, prompts: list[list[int]], samples: int, settings: dict[str, Any]
@@ -138,8 +142,7 @@ def main() -> None:
 
     contestants: dict[str, Callable[[int], None]] = {"whet": lambda new: ours(generator, prompts, args.samples, new)}
     for name in rivals:
-        rival = partial(compute_now, theirs, models[name], prompts, args.samples)
-        contestants[f"generate ({name})"] = rival
+        contestants[f"generate ({name})"] = partial(rival, models[name], prompts, args.samples)
     vllm = None
     if args.vllm_python:
         vllm = contestants["vLLM"] = VllmProcess(

@@ -1,4 +1,4 @@
-"""What is still to be known of GPUs, asked in three parts on one of them: are the facts and results right (A), how fast
+"""Open questions about GPUs, answered in three parts on one of them: are the facts and results right (A), how fast
 does the learner train (B), and what do the other phases of a step cost (C)?
 
     PYTHONPATH=. python benchmarks/gpu.py A --out gpu.json
@@ -25,7 +25,7 @@ import torch
 
 @dataclass(slots=True)
 class Row:
-    """One number or fact, and whether it is as expected; None: it is only to be known."""
+    """One number or fact, and whether it is as expected; None: a fact without an expectation."""
 
     what: str
     got: str | float
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(slots=True)
 class Setting:
-    """What the checks are asked for."""
+    """The options of the checks."""
 
     small: bool = False
     rungs: tuple[str, ...] = ()  # of B's ladder; none: all
@@ -96,11 +96,11 @@ def within(what: str, got: float, least: float, most: float, setting: Setting) -
 
 
 def run(names: list[str], setting: Setting, out: Path | None, until: float | None = None) -> dict[str, list[Row]]:
-    """Run checks one after the other, those that begin within ``until`` seconds; write all that is known after each."""
-    found: dict[str, list[Row]] = {}
+    """Run checks one after the other, if they begin within ``until`` seconds; write the results after each."""
+    results: dict[str, list[Row]] = {}
     started = time.perf_counter()
     for name in names:
-        rows = found[name] = []
+        rows = results[name] = []
         begun = time.perf_counter()
         try:
             if until is not None and begun - started > until:
@@ -119,12 +119,12 @@ def run(names: list[str], setting: Setting, out: Path | None, until: float | Non
                 torch.cuda.empty_cache()
             if out is not None:
                 out.write_text(
-                    json.dumps({check: [asdict(row) for row in rows] for check, rows in found.items()}, indent=1)
+                    json.dumps({check: [asdict(row) for row in rows] for check, rows in results.items()}, indent=1)
                 )
-    return found
+    return results
 
 
-def wanted(parts: list[str]) -> list[str]:
+def names_of(parts: list[str]) -> list[str]:
     """Return the checks of these parts, or of these names."""
     for module in ("gpu_correctness", "gpu_learning", "gpu_step"):  # they register themselves
         importlib.import_module(module)
@@ -136,16 +136,16 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["A"], help="A, B, C, or single checks (A3)")
     parser.add_argument("--small", action="store_true", help="tiny, on a CPU")
     parser.add_argument("--out", type=Path, help="where results go, as JSON")
-    parser.add_argument("--until", type=float, help="begin no check after so many seconds")
+    parser.add_argument("--until", type=float, help="begin no check after this number of seconds")
     parser.add_argument("--rungs", default="", help="of B's ladder, by name, with commas; all unless given")
     parser.add_argument("--profile", action="store_true", help="B: the kernels that take longest, by rung")
     chosen = parser.parse_args()
     if chosen.small:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    names = wanted(chosen.parts)
+    names = names_of(chosen.parts)
     rungs = tuple(filter(None, chosen.rungs.split(",")))
-    found = run(names, Setting(chosen.small, rungs, chosen.profile), chosen.out, chosen.until)
-    wrong = [name for name, rows in found.items() if any(row.ok is False for row in rows)]
+    results = run(names, Setting(chosen.small, rungs, chosen.profile), chosen.out, chosen.until)
+    wrong = [name for name, rows in results.items() if any(row.ok is False for row in rows)]
     raise SystemExit(f"not as expected: {', '.join(wrong)}" if wrong else 0)
 
 

@@ -1,9 +1,10 @@
-"""Part A of ``gpu.py``: facts about the machine, and whether results on a GPU are those of a CPU in float64."""
+"""Part A of ``gpu.py``: facts about the machine, and whether a GPU's results agree with a CPU's in float64."""
 
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,18 @@ def facts(s: Setting) -> Iterator[Row]:
     for cudnn, expected in ((True, (3, 3, None)), (False, (1, 2, None))):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
         cases = (("causal, shared keys", torch.bfloat16, False), ("masked", torch.bfloat16, True))
-        for (what, dtype, masked), wanted in zip((*cases, ("float32", torch.float32, False)), expected, strict=True):
+        for (what, dtype, masked), kernel in zip((*cases, ("float32", torch.float32, False)), expected, strict=True):
             q = torch.randn(1, 16, 256, 128, device=s.device, dtype=dtype)
             k = q if masked else q[:, :8]
             mask = torch.zeros(256, 256, device=s.device, dtype=dtype) if masked else None
-            found = torch._fused_sdp_choice(q, k, k, mask, is_causal=not masked, enable_gqa=k is not q)
-            ok = None if wanted is None or s.small else found == wanted
-            yield Row(f"kernel: {what}, cudnn {cudnn}", KERNELS.get(found, str(found)), KERNELS.get(wanted, ""), ok)
+            choice: int = torch._fused_sdp_choice(q, k, k, mask, is_causal=not masked, enable_gqa=k is not q)
+            ok = None if kernel is None or s.small else choice == kernel
+            yield Row(
+                f"kernel: {what}, cudnn {cudnn}",
+                KERNELS.get(choice, str(choice)),
+                "" if kernel is None else KERNELS[kernel],
+                ok,
+            )
     if not s.small:
         choose_device()
 
@@ -59,22 +65,22 @@ def rates(s: Setting) -> Iterator[Row]:
     )
     for name, m, k, width, least, most in sizes:
         a, b = (torch.randn(*shape, device=s.device, dtype=torch.bfloat16) for shape in ((m, k), (k, width)))
-        taken = seconds(lambda a=a, b=b: a @ b, s)
+        taken = seconds(partial(torch.matmul, a, b), s)
         yield within(f"TFLOP/s, {name}", 2e-12 * m * k * width / taken, least, most, s)
     size = s.pick(1 << 30, 1 << 16)
     source = torch.empty(size, dtype=torch.uint8, device=s.device)
     yield within("GB/s on the device", 2e-9 * size / seconds(lambda: source.clone(), s), 3500, 4800, s)
     for name, pinned, least, most in (("pageable", False, 2, 15), ("pinned", True, 40, 60)):
         host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned and not s.small)
-        taken = seconds(lambda host=host: source.copy_(host, non_blocking=True), s)
+        taken = seconds(partial(source.copy_, host, non_blocking=True), s)
         yield within(f"GB/s to the device, {name}", 1e-9 * size / taken, least, most, s)
-        taken = seconds(lambda host=host: host.copy_(source, non_blocking=True), s)
+        taken = seconds(partial(host.copy_, source, non_blocking=True), s)
         yield within(f"GB/s from the device, {name}", 1e-9 * size / taken, least, most, s)
 
 
 @check("A2")
 def plans(s: Setting) -> Iterator[Row]:
-    """What the first call of attention with a new shape costs, forward and backward."""
+    """The cost of the first call of attention with a new shape, forward and backward."""
     for cudnn, least, most in ((True, 5, 1000), (False, 0, 5)):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
         taken = []
@@ -107,7 +113,8 @@ def attention(s: Setting) -> Iterator[Row]:
         exact = [torch.randn(1, h, size, 64, generator=random, dtype=torch.float64).requires_grad_() for h in (8, 2, 2)]
         pull = torch.randn(1, size, 8, 64, generator=random, dtype=torch.float64)
         at = torch.arange(size)
-        sees = oracle.mask(window).mask_mod(0, 0, at[:, None], at)
+        first = torch.tensor(0)  # of the batch, and of the heads: the mask is the same for all
+        sees = oracle.mask(window).mask_mod(first, first, at[:, None], at)
         k, v = (x.repeat_interleave(4, 1) for x in exact[1:])
         out = F.scaled_dot_product_attention(exact[0], k, v, sees).transpose(1, 2)
         right = [out, *torch.autograd.grad((out * pull).sum(), exact)]
@@ -131,14 +138,15 @@ def attention(s: Setting) -> Iterator[Row]:
                 layout.calls[window] = [layout._gathering(window)]
             mine = [x.detach().to(s.device, dtype).requires_grad_() for x in exact]
             module: Any = None
-            found, _ = forest_attention(module, *mine, None, sliding_window=window, whet_forest=layout)
-            grads = torch.autograd.grad((found * pull.to(found)).sum(), mine)
-            yield close(f"{kind}, {dtype}, window {window}", [found, *grads], right, most)
+            query, key, value = mine
+            got, _ = forest_attention(module, query, key, value, None, sliding_window=window, whet_forest=layout)
+            grads = torch.autograd.grad((got * pull.to(got)).sum(), mine)
+            yield close(f"{kind}, {dtype}, window {window}", [got, *grads], right, most)
 
 
-def close(what: str, found: list[Tensor], right: list[Tensor], most: float) -> Row:
+def close(what: str, got: list[Tensor], right: list[Tensor], most: float) -> Row:
     """The largest relative error of several tensors."""
-    pairs = [(a.detach().cpu().double(), b.detach().cpu().double()) for a, b in zip(found, right, strict=True)]
+    pairs = [(a.detach().cpu().double(), b.detach().cpu().double()) for a, b in zip(got, right, strict=True)]
     off = max(float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in pairs)
     finite = all(bool(a.isfinite().all()) for a, _ in pairs)
     return Row(what, float(f"{off:.3g}"), f"below {most:g}", finite and off < most)
@@ -181,8 +189,8 @@ def learner(s: Setting) -> Iterator[Row]:
             model().save_pretrained(folder)
             right = _step(Path(folder), "float32", "cpu", batch, settings)
             for precision, most in (("float32", 1e-3), ("bfloat16", 0.1)):
-                found = _step(Path(folder), precision, s.device.type, batch, settings)
-                yield close(f"{name}, {precision}", found, right, most)
+                got = _step(Path(folder), precision, s.device.type, batch, settings)
+                yield close(f"{name}, {precision}", got, right, most)
 
 
 def _step(folder: Path, precision: str, device: str, batch: Any, settings: dict[str, Any]) -> list[Tensor]:
@@ -203,8 +211,8 @@ def state(s: Setting) -> Iterator[Row]:
             tiny_qwen3().save_pretrained(folder)
             chosen = {"device": s.device.type, "deterministic": deterministic}
             made = [worker(Path(folder), precision="float32", learner=chosen) for _ in range(2)]
-            for one in made:
-                one.update(whole(batch), PolicyGradient())
+            for learner in made:
+                learner.update(whole(batch), PolicyGradient())
             same = _same(made[0], made[1])
             yield Row(
                 f"the same bits twice, deterministic={deterministic}", same, "yes", same == "yes" or not deterministic
@@ -215,8 +223,8 @@ def state(s: Setting) -> Iterator[Row]:
             made[0].sleep()
             made[0].wake()
             made[1].state.load(saved)
-            for one in made:
-                one.update(whole(batch), PolicyGradient())
+            for learner in made:
+                learner.update(whole(batch), PolicyGradient())
             same = _same(made[0], made[1])
             yield Row(
                 f"after a checkpoint and sleep, deterministic={deterministic}",
@@ -254,12 +262,12 @@ def generator(s: Setting) -> Iterator[Row]:
     model, prompt, tokens = tiny_llama(), list(range(1, 40)), list(range(50, 66))
     right = torch.tensor(EngineModel(tiny_llama()).score_decode(prompt, tokens))
     with torch.no_grad():
-        found = torch.tensor(EngineModel(model.to(s.device)).score_decode(prompt, tokens))
+        got = torch.tensor(EngineModel(model.to(s.device)).score_decode(prompt, tokens))
     yield Row(
         "largest difference of log-probs, float32",
-        float((found - right).abs().max()),
+        float((got - right).abs().max()),
         "below 1e-3",
-        bool((found - right).abs().max() < 1e-3),
+        bool((got - right).abs().max() < 1e-3),
     )
 
 
@@ -279,10 +287,10 @@ def shared(s: Setting) -> Iterator[Row]:
     child = context.Process(target=_open, args=(handle, memory.numel(), str(s.device), answers))
     child.start()
     try:
-        taken, found = answers.get(timeout=120)
+        taken, got = answers.get(timeout=120)
     finally:
         child.join(20)
-    same = found == tensor_digest(memory)
+    same = got == tensor_digest(memory)
     yield Row("bytes in another process", "equal" if same else "different", "equal", same)
     yield within("seconds to open them", taken, 0, 1, s)
 
@@ -310,12 +318,12 @@ def one_rank(s: Setting) -> Iterator[Row]:
     tensor = torch.arange(10.0, device=s.device)
     wire.finish(wire.start(tensor))
     wire.close()
-    yield Row("a broadcast to nobody", float(tensor.sum()), "45", bool(tensor.sum() == 45))
+    yield Row("a broadcast without receivers", float(tensor.sum()), "45", bool(tensor.sum() == 45))
 
 
 @check("A11")
 def compiler(s: Setting) -> Iterator[Row]:
-    """What FlexAttention's compiler takes, and how often it starts again for new sizes."""
+    """The time of FlexAttention's compiler, and how often it starts again for new sizes."""
     if s.small:
         yield Row("skipped", "FlexAttention is not compiled on CPUs")
         return
@@ -338,7 +346,7 @@ def compiler(s: Setting) -> Iterator[Row]:
 
 @check("A12")
 def waits(s: Setting) -> Iterator[Row]:
-    """How often the host waits for the GPU in a step of several micro-batches."""
+    """The number of times that the host waits for the GPU in a step of several micro-batches."""
     with tempfile.TemporaryDirectory() as folder:
         tiny_qwen3().save_pretrained(folder)
         made = worker(Path(folder), precision="bfloat16", learner={"device": s.device.type})
@@ -352,6 +360,6 @@ def waits(s: Setting) -> Iterator[Row]:
             torch.cuda.set_sync_debug_mode("warn")
             made.accumulate(micro, PolicyGradient())
             torch.cuda.set_sync_debug_mode("default")
-        where = sorted({f"{Path(one.filename).name}:{one.lineno}" for one in caught})
+        where = sorted({f"{Path(warning.filename).name}:{warning.lineno}" for warning in caught})
         yield Row("waits in 4 micro-batches", len(caught), "2 each, of the loss's metrics", len(caught) <= 16)
         yield Row("where", ", ".join(where))

@@ -138,7 +138,7 @@ def _as(model: LearnerModel, how: dict[str, bool], s: Setting) -> Iterator[None]
     sizes = tiled_logprobs.tiles_on
     torch.backends.cuda.enable_cudnn_sdp(how.get("cudnn", False))
     if how.get("small tiles"):
-        tiled_logprobs.tiles_on = lambda device: sizes(torch.device("cpu"))  # type: ignore[assignment]
+        tiled_logprobs.tiles_on = lambda device: sizes(torch.device("cpu"))
     if how.get("recomputation"):
         inner.gradient_checkpointing_enable({"use_reentrant": False})
     norms = [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")] if how.get("liger") else []
@@ -148,7 +148,7 @@ def _as(model: LearnerModel, how: dict[str, bool], s: Setting) -> Iterator[None]
     try:
         yield
     finally:
-        tiled_logprobs.tiles_on = sizes  # type: ignore[assignment]
+        tiled_logprobs.tiles_on = sizes
         model.attention = "blocks"
         for norm in norms:
             del norm.forward
@@ -176,13 +176,15 @@ def optimizers(s: Setting) -> Iterator[Row]:
             parameter.grad = torch.randn_like(parameter)
         optimizer = build_adamw(parameters, OptimizerConfig(moments=moments))
         yield within(f"ms, {moments}", 1e3 * seconds(optimizer.step, s), 2, 15 if moments == "float32" else 60, s)
-        held = sum(t.nbytes for p in parameters for t in pieces(optimizer.state[p], "").values())
-        yield Row(f"bytes of moments for a parameter, {moments}", round(held / sum(p.numel() for p in parameters), 2))
+        moments_bytes = sum(t.nbytes for p in parameters for t in pieces(optimizer.state[p], "").values())
+        yield Row(
+            f"bytes of moments for a parameter, {moments}", round(moments_bytes / sum(p.numel() for p in parameters), 2)
+        )
 
 
 def grpo_batch(tokens: int, seed: int) -> Batch:
-    """About so many tokens: prompts of an eighth of 4,096 each, with eight answers of about 192; lengths are new with
-    each seed."""
+    """Return a batch of about ``tokens`` tokens: prompts of an eighth of 4,096 each, with eight answers of about 192;
+    the lengths depend on the seed."""
     random = torch.Generator().manual_seed(seed)
     scale = min(1.0, tokens / 8192)
     prompt, answer = max(2, int(512 * scale)), max(2, int(192 * scale))

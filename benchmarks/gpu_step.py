@@ -1,4 +1,4 @@
-"""Part C of ``gpu.py``: what the phases of a step cost beside learning: sampling, publication, sleep, checkpoints, and
+"""Part C of ``gpu.py``: the phases of a step other than learning: sampling, publication, sleep, checkpoints, and
 a few steps of GRPO as a whole."""
 
 import asyncio
@@ -54,7 +54,7 @@ def sampling(s: Setting) -> Iterator[Row]:
 
             async def sample(made: Any = made, rows: int = rows, count: int = count) -> None:
                 params = [SamplingParams(count, seed=seed) for seed in range(rows)]
-                await asyncio.gather(*(made.sample(list(range(1, 60)), one, str(one.seed)) for one in params))
+                await asyncio.gather(*(made.sample(list(range(1, 60)), param, str(param.seed)) for param in params))
                 await made.close()
 
             begun = time.perf_counter()

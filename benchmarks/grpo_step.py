@@ -1,4 +1,4 @@
-"""One whole GRPO step (sample, learn, publish) of whet beside TRL's ``GRPOTrainer``, on the same model and prompts.
+"""One whole GRPO step (sample, learn, publish) of whet and of TRL's ``GRPOTrainer``, on the same model and prompts.
 
     python benchmarks/grpo_step.py --model FOLDER --trl-python trl-venv/bin/python [--json FILE]
 
@@ -7,7 +7,7 @@ optimizer step; all weights are trained. All compute in the precision that a run
 in bfloat16 whet learns in autocast over float32 weights. TRL (``trl_step.py``, which says how to make its virtual
 environment) runs at its defaults, and at the fastest settings that were found for a CPU, OpenMP and malloc
 included. All are warmed up, then take turns, so that a busy machine slows all of them, and who waits is stopped; the
-ratio is what to read. whet's own seconds are broken down, beside what the machine could do at best: the products that
+ratio is what to read. whet's own seconds are broken down, next to what the machine could do at best: the products that
 the mathematics needs at the measured rate of matrix products, and the bytes that must be moved at the measured rate of
 copying.
 """
@@ -34,11 +34,13 @@ from whet.checkpoint.config import CheckpointConfig
 from whet.core.batch import Batch
 from whet.core.types import Group, Task
 from whet.engines.torch.config import TorchGeneratorConfig
+from whet.engines.torch.generator import TorchGenerator
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.models.config import ModelConfig
 from whet.processes.compute import compute, run_computing
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.sampling import Sampling
+from whet.rollouts.source import RolloutSource
 from whet.run.evaluate import EvaluationConfig
 from whet.run.machine import decide
 from whet.run.recipe import Recipe
@@ -73,7 +75,7 @@ class Stories(Arithmetic):
 
 
 class TrlProcess:
-    """A TRL trainer that makes a step when told to, and is stopped meanwhile: its threads may wait by spinning."""
+    """A TRL trainer that makes a step on request, and is stopped meanwhile: its threads may wait by spinning."""
 
     def __init__(self, command: list[str], settings: dict[str, Any], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -105,6 +107,19 @@ class TrlProcess:
         self.process.wait(60)
 
 
+def source_of(run: Run) -> RolloutSource:
+    """Return the source of a run that samples."""
+    assert isinstance(run.source, RolloutSource)
+    return run.source
+
+
+def engine_of(run: Run) -> TorchGenerator:
+    """Return the engine that a run samples with."""
+    engine = source_of(run).player.generator
+    assert isinstance(engine, TorchGenerator)
+    return engine
+
+
 class Alternating:
     """A run that, between its steps, notes what the step cost and lets the others have their turn."""
 
@@ -113,7 +128,7 @@ class Alternating:
         self.laps: list[dict[str, float]] = []
         self.batch: Batch | None = None
         self._optimizer = 0.0
-        self._counters = run.source.player.generator.counters.copy()
+        self._counters = engine_of(run).counters.copy()
         register_optimizer_step_pre_hook(lambda *_: self._timed(-1))
         register_optimizer_step_post_hook(lambda *_: self._timed(1))
 
@@ -125,14 +140,14 @@ class Alternating:
 
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
         lap = self._run.clock.lap()
-        counters = self._run.source.player.generator.counters
+        counters = engine_of(self._run).counters
         spent, self._counters = counters.since(self._counters), counters.copy()
         lap |= {"prompts": spent.prefill_seconds, "decoding": spent.decode_seconds, "sampling": spent.sampling_seconds}
         lap |= {"optimizer": self._optimizer, "decode_steps": spent.decode_steps}
         self.laps.append(lap)
         self.batch, self._optimizer = batch, 0.0
         self._others(step)
-        self._run.clock.lap()  # the others' time is nobody's
+        self._run.clock.lap()  # the others' time is not counted
 
 
 def recipe(args: argparse.Namespace) -> Recipe:
@@ -154,7 +169,7 @@ def recipe(args: argparse.Namespace) -> Recipe:
 
 def ceilings(run: Run, batch: Batch) -> dict[str, float]:
     """Rates of the machine, and the least seconds that each part of a step could take at those rates."""
-    model: Any = run.source.player.generator.engine.model
+    model: Any = engine_of(run).engine.model
     config = model.config
     shapes = [(config.hidden_size, config.intermediate_size), (config.intermediate_size, config.hidden_size)]
     rows, dtype = batch.sequences, model.dtype  # learner and generator compute alike
@@ -211,15 +226,15 @@ def step_seconds(lap: dict[str, float]) -> float:
 
 
 async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    wanted, decision = await compute(decide, recipe(args))
+    decided, decision = await compute(decide, recipe(args))
     args.precision = decision.learner
     settings = trl_settings(args.precision, args.trl_best)
     environments = {"defaults": {}, "best": TRL_ENVIRONMENT if args.trl_environment is None else args.trl_environment}
     rivals: dict[str, TrlProcess] = {}
     theirs: dict[str, list[dict[str, float]]] = {}
-    async with open_run(wanted, folder, resuming=False) as run:
+    async with open_run(decided, folder, resuming=False) as run:
         prompts = folder / "prompts.json"
-        prompts.write_text(json.dumps([task.prompt for task in run.source.tasks]))
+        prompts.write_text(json.dumps([task.prompt for task in source_of(run).tasks]))
         if args.trl_python:
             script = str(Path(__file__).with_name("trl_step.py"))
             options = ["--model", args.model, "--prompts", str(prompts), "--samples", str(args.samples)]
@@ -235,9 +250,9 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 spent = rival.step(args.new_tokens if step > 1 else args.warm_up_tokens)
                 theirs[name].append(spent)
                 print(f"step {step} TRL {name}: {spent['seconds']:.1f} s", flush=True)
-            run.source.player.sampling = run.recipe.sampling
+            source_of(run).player.sampling = run.recipe.sampling
 
-        run.source.player.sampling = run.recipe.sampling.model_copy(update={"max_new_tokens": args.warm_up_tokens})
+        source_of(run).player.sampling = run.recipe.sampling.model_copy(update={"max_new_tokens": args.warm_up_tokens})
         alternating = Alternating(run, others)
         try:
             await train(alternating)  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
-"""What the controller and a worker's host do with a step before the device computes: the groups' tokens are laid out,
+"""The work of the controller and a worker's host on a step before the device computes: the groups' tokens are laid out,
 cut into micro-batches, and of each micro-batch the attention is laid out, all on one core.
 
     OMP_NUM_THREADS=1 python benchmarks/layout.py [--prompts 128] [--answers 16] [--tokens 4096] [--max-tokens 32768]
 
 Prompts are 256 to 1,024 tokens long, answers half of ``--tokens`` to one and a half of it. Prints seconds by stage, of
-a first step and the best of later ones (which have the first one's memory), beside a plain copy of the same columns.
+a first step and the best of later ones (which have the first one's memory), and of a plain copy of the same columns.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def sampled_groups(prompts: int, answers: int, length: int) -> list[Group]:
 
     groups = []
     for index in range(prompts):
-        prompt = tokens(random.integers(256, 1025))
+        prompt = tokens(int(random.integers(256, 1025)))
         episodes = []
         for count in random.integers(length // 2, length + length // 2 + 1, size=answers):
             answer = Span(tokens(count), True, (-random.random(count)).tolist(), (0, 0))
@@ -70,7 +70,7 @@ def lay_out(groups: list[Group], max_tokens: int) -> tuple[Batch, dict[str, floa
     batch = timed("groups to a batch", lambda: Batch.from_groups(groups))
     batch.advantages = torch.zeros(len(batch), dtype=torch.float64)
     batch = timed("weights of tokens", lambda: batch.weigh("token"))
-    (micros,) = timed("micro-batches", lambda: pack(trained_only(batch, "token")[0], 1, max_tokens))
+    (micros,) = timed("micro-batches", lambda: pack(trained_only(batch)[0], 1, max_tokens))
 
     def attention(kernel: AttentionKernel) -> None:
         for micro in micros:
@@ -86,22 +86,22 @@ def lay_out(groups: list[Group], max_tokens: int) -> tuple[Batch, dict[str, floa
 def show_memory(prompts: int, answers: int, length: int, max_tokens: int) -> None:
     """Print what this process holds after each stage, up to the messages for two workers (Linux)."""
 
-    def held(stage: str) -> None:
+    def show(stage: str) -> None:
         lines = Path("/proc/self/status").read_text().splitlines()
         print(f"{stage:28s} {int(next(line for line in lines if line.startswith('VmRSS')).split()[1]) / 2**20:.2f} GiB")
 
-    held("before")
+    show("before")
     groups = sampled_groups(prompts, answers, length)
-    held("groups")
+    show("groups")
     batch = Batch.from_groups(groups)
-    held("batch")
+    show("batch")
     batch.advantages = torch.zeros(len(batch), dtype=torch.float64)
     batch = batch.weigh("token")
-    held("weights and advantages")
-    shards = pack(trained_only(batch, "token")[0], 2, max_tokens)
-    held("micro-batches")
+    show("weights and advantages")
+    shards = pack(trained_only(batch)[0], 2, max_tokens)
+    show("micro-batches")
     messages = [packed(("update", (shard,))) for shard in shards]
-    held(f"messages, {sum(len(part) for message in messages for part in message) / 2**30:.2f} GiB")
+    show(f"messages, {sum(len(part) for message in messages for part in message) / 2**30:.2f} GiB")
 
 
 def main() -> None:

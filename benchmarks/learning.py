@@ -1,4 +1,4 @@
-"""How fast the learner computes: forward and backward of SmolLM2-135M on rows as GRPO makes them, against the machine.
+"""The speed of the learner: forward and backward of SmolLM2-135M on rows as GRPO makes them, against the machine.
 
     OMP_NUM_THREADS=1 python benchmarks/learning.py
 
@@ -14,6 +14,7 @@ import time
 import torch
 from machine import add_precision, chosen_dtype, product_rate, seconds
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from whet.core.batch import Batch
 from whet.core.types import Distribution, Episode, Group, Span, Task, Trajectory
@@ -40,9 +41,9 @@ def grpo_batch(prompts: int, answers: int, share: bool) -> Batch:
     return Batch.from_groups(groups, share_prompts=share)
 
 
-def counted_flops(model: torch.nn.Module, batch: Batch) -> float:
-    """Products of one forward and backward pass: 6 per weight and token (4 where it is frozen), and 12 per query-key
-    pair, head and feature."""
+def counted_flops(model: PreTrainedModel, batch: Batch) -> float:
+    """Return the products of one forward and backward pass: 6 per weight and token (4 where it is frozen), and 12 per
+    query-key pair, head and feature."""
     config = model.config
     embedding = config.vocab_size * config.hidden_size
     body = sum(p.numel() * (6 if p.requires_grad else 4) for p in model.get_decoder().parameters())
@@ -97,7 +98,7 @@ def main() -> None:
         (config.intermediate_size, config.hidden_size),
         (config.hidden_size, config.hidden_size),
     ]
-    own = [product_rate(len(batch), k, n, dtype) for k, n in shapes]
+    rates = [product_rate(len(batch), k, n, dtype) for k, n in shapes]
     square = product_rate(2048, 2048, 2048, dtype)
     rate = flops * 1e-9 / taken
     print(
@@ -105,7 +106,7 @@ def main() -> None:
         f"{flops * 1e-12:.2f} TFLOP"
     )
     print("last step: " + ", ".join(f"{name} {value:.2f} s" for name, value in laps.items()))
-    print(f"products: square {square:.0f} GFLOP/s, the model's shapes {min(own):.0f} to {max(own):.0f}")
+    print(f"products: square {square:.0f} GFLOP/s, the model's shapes {min(rates):.0f} to {max(rates):.0f}")
     print(f"step {taken:.2f} s, {len(picked) / taken:.0f} trained tokens/s, {rate:.0f} GFLOP/s = {rate / square:.0%}")
     if chosen.profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -1,4 +1,4 @@
-"""What the machine itself can do, and what the mathematics needs: the ceilings that benchmarks compare with."""
+"""The speed of the machine, and the operations that the mathematics needs: ceilings for benchmarks."""
 
 import argparse
 import platform
@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from whet.learner.precision import fastest_on_cpu
 from whet.models.precision import choose_precision, multiplies_bfloat16
@@ -32,10 +32,10 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help=text)
 
 
-def chosen_dtype(wanted: str, model: str | None = None) -> torch.dtype:
+def chosen_dtype(precision: str, model: str | None = None) -> torch.dtype:
     """The precision of ``add_precision``, for the model of a folder or else of SmolLM2-135M's shapes."""
     config = None if model is None else AutoConfig.from_pretrained(model)
-    name = choose_precision(config, "cpu").precision if wanted == "auto" else wanted
+    name = choose_precision(config, "cpu").precision if precision == "auto" else precision
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
@@ -59,7 +59,7 @@ def copy_rate(megabytes: int = 512, repeats: int = 5) -> float:
     return 2e-9 * source.nbytes / seconds(lambda: target.copy_(source), repeats)
 
 
-def forward_flops(model: torch.nn.Module, tokens: int, heads: int, pairs: float) -> float:
+def forward_flops(model: PreTrainedModel, tokens: int, heads: int, pairs: float) -> float:
     """Products of a forward pass over ``tokens`` tokens, of which ``heads`` go through the vocabulary head, with
     ``pairs`` query-key pairs in each layer and head."""
     config = model.config

@@ -1,4 +1,4 @@
-"""How long a learner's optimizer step takes, by layout of ranks, beside one process with the same cores in all.
+"""The time of a learner's optimizer step, by layout of ranks, compared with one process that has as many cores in all.
 
     python benchmarks/parallel.py [parallel.fsdp=2 parallel.tensor=2,parallel.sequence_parallel=false ...] [--json FILE]
 
@@ -85,18 +85,18 @@ def main() -> None:
     torch.set_num_threads(1)  # this process only waits
 
     ranks = {layout: sizes_of(layout).ranks for layout in args.layouts or LAYOUTS}
-    batch, found = grpo_batch(args.prompts, args.answers, share=True).weigh("token"), {}
+    batch, results = grpo_batch(args.prompts, args.answers, share=True).weigh("token"), {}
     print(f"{len(batch)} tokens a step, {int(batch.trained.sum())} of them trained; micro-batches of {args.max_tokens}")
     for layout, size in ranks.items():
         try:
-            found[layout] = asyncio.run(measure(layout, batch, args.rounds, args.max_tokens, precision))
+            results[layout] = asyncio.run(measure(layout, batch, args.rounds, args.max_tokens, precision))
         except WhetError as error:
             raise SystemExit(f"error: {layout}: {error}") from None
-        alone, median = (statistics.median(taken) for taken in found[layout].values())
+        alone, median = (statistics.median(taken) for taken in results[layout].values())
         compared = f"{median:7.2f} s a step, {median / alone:4.2f} times one process ({alone:.2f} s)"
         print(f"{layout:36} {size} ranks {compared}", flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"machine": describe(), "seconds": found}, indent=2) + "\n")
+        args.json.write_text(json.dumps({"machine": describe(), "seconds": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

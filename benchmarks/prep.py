@@ -59,7 +59,7 @@ def main() -> None:
                 file.write(json.dumps({"prompt": f"Question {number}: {words}", "completion": words}) + "\n")
         source = {"rows": {"type": "supervised", "path": str(folder / "rows.jsonl")}}
         (folder / "blend.yaml").write_text(json.dumps({"sources": {"rows": source}}))
-        before = 0
+        before = 0.0
         for name, program in (("whet prep", WHET), ("datasets", DATASETS)):
             start = time.perf_counter()
             done = subprocess.run([sys.executable, "-c", program, scratch], capture_output=True, text=True, check=True)

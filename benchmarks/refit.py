@@ -1,8 +1,8 @@
-"""How fast weights reach a generator: each transport beside a plain copy of the same bytes in the same run.
+"""The speed at which weights reach an engine: each transport, and a plain copy of the same bytes in the same run.
 
     python benchmarks/refit.py [--megabytes 512] [--tensors 290] [--small 10000] [--json FILE]
 
-The receiving side is a process of its own. "Delivered" ends where it can read every tensor in its own memory; otherwise
+The receiving side is a separate process. "Delivered" ends where it can read every tensor in its own memory; otherwise
 it also copies them into tensors that it holds, as an engine without kernels would; in-process means that copy alone.
 These are measured bare and with their proofs (digests on both sides, columns read back). The second part sends a model
 of many small tensors, where describing them would cost more than the bytes: the first publication describes them, later
@@ -30,10 +30,11 @@ from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing, digest
 from whet.weights.engine import EngineSync
 from whet.weights.local import LocalSource
+from whet.weights.receiver import LoadableAdapter, Receiver
 
 
 class Listed:
-    """``NamedTensors`` that are there already."""
+    """``NamedTensors`` that are in memory."""
 
     def __init__(self, named: list[tuple[str, Tensor]]) -> None:
         self.named = named
@@ -50,9 +51,13 @@ class Held:
 
     rank = 0
     device = torch.device("cpu")
+    rounding = 0.0
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+
+    def adapter(self, rank: int, alpha: float) -> LoadableAdapter:
+        raise NotImplementedError("only whole weights are sent here")
 
     def begin(self) -> None: ...
 
@@ -81,8 +86,6 @@ class Reading(Held):
 
 def receive(wire: Connection, holds: bool) -> None:
     """The other process."""
-    from whet.weights.receiver import Receiver
-
     torch.set_num_threads(1)
     receiver = Receiver(Held() if holds else Reading())
     while (message := wire.recv()) is not None:
@@ -124,8 +127,9 @@ def model(count: int, megabytes: float) -> list[tuple[str, Tensor]]:
     return [(f"layer.{i}.weight", torch.randn(rows, 64).bfloat16()) for i in range(count)]
 
 
-async def seconds_of(sync: EngineSync, engine: Process, named: list[tuple[str, Tensor]], rounds: int) -> list[float]:
-    source, taken = LocalSource(Listed(named)), []
+async def seconds_of(sync: EngineSync, engine: Any, named: list[tuple[str, Tensor]], rounds: int) -> list[float]:
+    source: Any = LocalSource(Listed(named))  # in place of a learner: only its weights are asked for
+    taken = []
     for version in range(rounds + 1):
         started = time.perf_counter()
         await sync.publish(source, engine, version)
@@ -154,16 +158,16 @@ def timed(work: Callable[[], object], rounds: int) -> list[float]:
 async def large(named: list[tuple[str, Tensor]], rounds: int) -> dict[str, list[float]]:
     targets = [(name, torch.empty_like(tensor)) for name, tensor in named]
     flat = torch.cat([tensor.reshape(-1) for _, tensor in named])
-    found = {"plain copy": timed(partial(torch.empty_like(flat).copy_, flat), rounds)}
+    laps = {"plain copy": timed(partial(torch.empty_like(flat).copy_, flat), rounds)}
     del flat
     for transport in ("shared_memory", "collective"):
-        found[transport.replace("_", " ") + ", delivered"] = await published(transport, named, rounds, holds=False)
+        laps[transport.replace("_", " ") + ", delivered"] = await published(transport, named, rounds, holds=False)
     for proof in (False, True):
         words = ", proven" if proof else ""
-        found["in process" + words] = timed(partial(in_process, named, targets, proof), rounds)
+        laps["in process" + words] = timed(partial(in_process, named, targets, proof), rounds)
         for transport in ("shared_memory", "disk", "collective"):
-            found[transport.replace("_", " ") + words] = await published(transport, named, rounds, proof=proof)
-    return found
+            laps[transport.replace("_", " ") + words] = await published(transport, named, rounds, proof=proof)
+    return laps
 
 
 async def published(
@@ -179,8 +183,10 @@ async def published(
 
 async def small(named: list[tuple[str, Tensor]], rounds: int) -> tuple[list[int], list[float]]:
     """(bytes of messages, seconds) of each publication."""
-    engine, sync = Process(), EngineSync(WeightSyncConfig(digest=False, probe=False), [0, 0])
-    source, sent, taken = LocalSource(Listed(named)), [], []
+    engine: Any = Process()
+    sync = EngineSync(WeightSyncConfig(digest=False, probe=False), [0, 0])
+    source: Any = LocalSource(Listed(named))
+    sent, taken = [], []
     for version in range(rounds + 1):
         before, started = engine.sent, time.perf_counter()
         await sync.publish(source, engine, version)
@@ -202,10 +208,10 @@ def main() -> None:
 
     named = model(args.tensors, args.megabytes)
     size = sum(tensor.nbytes for _, tensor in named) / 1e9
-    found = asyncio.run(large(named, args.rounds))
-    plain = statistics.median(found["plain copy"])
+    laps = asyncio.run(large(named, args.rounds))
+    plain = statistics.median(laps["plain copy"])
     print(f"{size:.2f} GB in {args.tensors} tensors of bfloat16")
-    for name, taken in found.items():
+    for name, taken in laps.items():
         median = statistics.median(taken)
         print(f"{name:24} {median:6.3f} s  {size / median:6.2f} GB/s  {median / plain:5.1f} times a plain copy")
     sent, taken = asyncio.run(small(model(args.small, args.small / 128), args.rounds))
@@ -214,7 +220,7 @@ def main() -> None:
         f"publication, {sent[-1]} and {statistics.median(taken[1:]):.2f} s for a later one"
     )
     if args.json:
-        result = {"machine": describe(), "gigabytes": size, "seconds": found, "messages": sent, "small": taken}
+        result = {"machine": describe(), "gigabytes": size, "seconds": laps, "messages": sent, "small": taken}
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""How many short programs a second: in the sandbox's warm workers, and by ``subprocess.run`` without any isolation.
+"""The number of short programs a second: in the sandbox's warm workers, and by ``subprocess.run`` without isolation.
 
     python benchmarks/sandbox.py
 

@@ -53,7 +53,7 @@ def main() -> None:
         started = time.perf_counter()
         results = llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - started
-        tokens = sum(len(one.token_ids) for result in results for one in result.outputs)
+        tokens = sum(len(output.token_ids) for result in results for output in result.outputs)
         print(json.dumps({"seconds": seconds, "tokens": tokens}), file=answers, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Refits of a vLLM engine while LoRA is trained: merged weights each time, beside the adapter alone (``weights.lora``).
+"""Refits of a vLLM engine while LoRA is trained: merged weights each time, or the adapter alone (``weights.lora``).
 
     python benchmarks/vllm_refit.py [--model FOLDER] [--rank 16] [--rounds 5] [--json FILE]
 
@@ -53,7 +53,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     base = ["generator=vllm", f"model.lora={{rank: {args.rank}}}", "learner.matmul_precision=medium"]
     if args.model:
         base.append(f"model.path={args.model}")
-    found: dict[str, Any] = {how: {"refits": [], "tokens_per_second": []} for how in HOW}
+    results: dict[str, Any] = {how: {"refits": [], "tokens_per_second": []} for how in HOW}
     async with AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         parts = {}
@@ -70,13 +70,13 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             for how, (learner, generator, sync) in parts.items():
                 await learn(learner, version)
                 refit = (await sync.publish(learner, generator, version)).result()
-                found[how]["refits"].append(refit)
+                results[how]["refits"].append(refit)
                 print(how, {name: round(value, 5) for name, value in refit.items()}, flush=True)
         for number in range(args.rounds + 1):
             for how, (_, generator, _) in parts.items():
                 rate = await sample(generator, text, args.new)
-                found[how]["tokens_per_second"] += [rate] if number else []
-    return found
+                results[how]["tokens_per_second"] += [rate] if number else []
+    return results
 
 
 def main() -> None:
@@ -88,15 +88,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     args = parser.parse_args()
 
-    found = asyncio.run(measure(args))
-    for how, numbers in found.items():
+    results = asyncio.run(measure(args))
+    for how, numbers in results.items():
         later = [refit["refit/seconds"] for refit in numbers["refits"][1:]]
         size, rates = numbers["refits"][-1]["refit/gigabytes"] * 1e3, numbers["tokens_per_second"]
         rate = f"{statistics.median(rates):.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f})"
         seconds = f"{statistics.median(later):.2f} s ({min(later):.2f} to {max(later):.2f})"
         print(f"{how:8} {seconds} and {size:.1f} MB a refit, sampling {rate}")
     if args.json:
-        args.json.write_text(json.dumps({"machine": describe(), "refits": found}, indent=2) + "\n")
+        args.json.write_text(json.dumps({"machine": describe(), "refits": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long ``whet watch`` takes to open a long run, from the start of its process: the page, the first event, all
+"""The time that ``whet watch`` takes to open a long run, from the start of its process: the page, the first event, all
 curves, and pages of rollouts. The run folder is made in a temporary folder: about 650 MB for the default sizes.
 
     python benchmarks/watch.py --steps 100000 --rollouts 10

@@ -126,7 +126,7 @@ def settings() -> str:
 
 
 def _growing(titles: dict[type[Config], str]) -> Iterator[type[Config]]:
-    """Yield the keys, also those that are added while the caller works."""
+    """Yield the keys, also keys that are added while the caller works."""
     done = 0
     while done < len(titles):
         yield list(titles)[done]

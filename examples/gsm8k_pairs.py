@@ -38,15 +38,15 @@ class Solutions(Row):
     def different(self) -> dict[str, bool]:
         """Return whether each different solution is right."""
         given = (self.finetuned_6b, self.verified_6b, self.finetuned_175b, self.verified_175b)
-        return {one.solution: one.is_correct for one in given}
+        return {each.solution: each.is_correct for each in given}
 
 
-def rows_of(prompt: str, found: dict[str, bool], form: str) -> list[dict[str, Any]]:
+def rows_of(prompt: str, solutions: dict[str, bool], form: str) -> list[dict[str, Any]]:
     """Return the rows of a problem; none if no pair can be made."""
     if form == "scored":
-        return [{"prompt": prompt, "completion": text, "score": float(right)} for text, right in found.items()]
-    good = [text for text, right in found.items() if right]
-    bad = [text for text, right in found.items() if not right]
+        return [{"prompt": prompt, "completion": text, "score": float(right)} for text, right in solutions.items()]
+    good = [text for text, right in solutions.items() if right]
+    bad = [text for text, right in solutions.items() if not right]
     return [{"prompt": prompt, "chosen": chosen, "rejected": rejected} for chosen, rejected in product(good, bad)]
 
 
@@ -62,17 +62,17 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from None
     written: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
     dropped = Counter[str]()
-    for question, found in problems:
-        rows = rows_of(question, found, arguments.form)
+    for question, solutions in problems:
+        rows = rows_of(question, solutions, arguments.form)
         if not rows:
-            dropped["all right" if all(found.values()) else "all wrong"] += 1
+            dropped["all right" if all(solutions.values()) else "all wrong"] += 1
         held_out = derive_seed("gsm8k_pairs", " ".join(question.split())) % 10 == 0
         written["test" if held_out else "train"] += rows
     arguments.out.mkdir(parents=True, exist_ok=True)
     for split, rows in written.items():
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (arguments.out / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-    different = sum(len(found) for _, found in problems)
+    different = sum(len(solutions) for _, solutions in problems)
     again = 4 * len(problems) - different
     print(f"{different + again} solutions: {different} used, dropped: {again} that another model gave too")
     reasons = ", ".join(f"{count} with solutions that are {reason}" for reason, count in sorted(dropped.items()))

@@ -140,7 +140,7 @@ def whole(batch: Batch) -> list[MicroBatch]:
 
 
 def cut(batch: Batch, max_tokens: int, unit: Unit = "token") -> list[MicroBatch]:
-    part, kept = trained_only(batch, unit)
+    part, kept = trained_only(batch, unit == "group")
     return [MicroBatch(micro.batch, kept[micro.tokens]) for micro in pack(part, 1, max_tokens, unit)[0]]
 
 
