@@ -29,6 +29,7 @@ class Memory(TrackerConfig):
     logged: ClassVar[list] = []
     begun: ClassVar[list] = []
     closed: ClassVar[list] = []
+    attached: ClassVar[list] = []
     fails: ClassVar[set] = set()
     hangs: ClassVar[threading.Event | None] = None
 
@@ -51,6 +52,9 @@ class Kept(Tracker):
             raise OSError("no route to host")
         Memory.logged.append((step, dict(values), rollouts))
 
+    def attach(self, files):
+        Memory.attached.append([path.name for path in files])
+
     def close(self, complete):
         Memory.closed.append(complete)
 
@@ -58,6 +62,7 @@ class Kept(Tracker):
 @pytest.fixture(autouse=True)
 def _fresh():
     Memory.logged.clear(), Memory.begun.clear(), Memory.closed.clear(), Memory.fails.clear()
+    Memory.attached.clear()
     Memory.hangs = None
 
 
@@ -85,6 +90,14 @@ def test_a_step_is_sent_once_with_all_that_was_written_for_it(tmp_path):
     }
     assert [dict(zip(COLUMNS, row, strict=True))["task"] for row in rollouts] == ["t0", "t1"]
     assert Memory.closed == [True]
+
+
+def test_the_recipe_and_the_lineage_are_attached_at_the_end(tmp_path):
+    run(Memory(), tmp_path, [1])
+    for name in ("recipe.yaml", "lineage.json"):
+        (tmp_path / name).write_text("{}")
+    run(Memory(), tmp_path, [2], 1)
+    assert Memory.attached == [["recipe.yaml", "lineage.json"]]
 
 
 def test_a_resumed_run_keeps_its_id_and_sends_no_step_twice(tmp_path):
@@ -163,6 +176,7 @@ def test_wandb_works_offline_without_login_and_keeps_its_run_when_resumed(tmp_pa
     folder = tmp_path / "run"
     for steps, resume_step in (([1, 2], None), ([2, 3], 1)):
         run(WandbSink(), folder, steps, resume_step)
+        (folder / "lineage.json").write_text("{}")
     state = json.loads((folder / "trackers" / "wandb.json").read_text())
     assert state["sent"] == 3
     assert list((folder / "wandb").glob(f"offline-run-*/run-{state['id']}.wandb"))
@@ -175,11 +189,13 @@ def test_mlflow_has_metrics_settings_and_tables_and_keeps_its_run(tmp_path, monk
     uri = (tmp_path / "mlruns").as_uri()
     for steps, resume_step in (([1, 2], None), ([2, 3], 1)):
         run(MlflowSink(uri=uri), tmp_path / "mine", steps, resume_step)
+        (tmp_path / "mine" / "lineage.json").write_text("{}")
     client = tracking.MlflowClient(tracking_uri=uri)
     (found,) = client.search_runs([client.get_experiment_by_name("whet").experiment_id])
     assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
     assert found.data.params["optimizer.lr"] == "0.1"
     assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss")] == [(1, 1), (2, 2), (3, 3)]
+    assert "lineage.json" in [file.path for file in client.list_artifacts(found.info.run_id)]
     tables = [file.path for file in client.list_artifacts(found.info.run_id, "rollouts")]
     assert tables == [f"rollouts/step-00000{step}.json" for step in (1, 2, 3)]
     assert [listed["path"] for listed in json.loads(found.data.tags["mlflow.loggedArtifacts"])] == tables

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -76,6 +77,10 @@ class _Writer(Tracker):
             self._client.set_tag(self.id, _TABLES, json.dumps(self._tables))
         for first in range(0, len(metrics), 1000):
             self._client.log_batch(self.id, metrics=metrics[first : first + 1000])
+
+    def attach(self, files: list[Path]) -> None:
+        for path in files:
+            self._client.log_artifact(self.id, str(path))
 
     def close(self, complete: bool) -> None:
         self._client.set_terminated(self.id, "FINISHED" if complete else "KILLED")

@@ -28,6 +28,7 @@ from whet.metrics.sinks.jsonl import FILE, finished_steps
 log = logging.getLogger(__name__)
 
 _LONGEST_TEXT = 10_000  # characters of a cell
+_ATTACHED = ("recipe.yaml", "lineage.json")
 COLUMNS = ("task", "sample", "prompt", "answer", "reward", "advantage", "tokens", "status")
 
 
@@ -50,6 +51,9 @@ class Tracker(ABC):
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float], rollouts: list[list[Any]]) -> None:
         """Send a step: its metrics, and rows of ``COLUMNS`` (none, if nothing was recorded)."""
+
+    def attach(self, files: list[Path]) -> None:  # noqa: B027
+        """Send the recipe and the lineage of the run, where the tracker keeps files. By default nothing."""
 
     @abstractmethod
     def close(self, complete: bool) -> None:
@@ -125,6 +129,8 @@ class Follower(Sink):
             last, step = step, self._finished.get()
         if tracker is not None and not self._abandoned:
             try:
+                if files := [path for name in _ATTACHED if (path := self._folder / name).is_file()]:
+                    tracker.attach(files)
                 tracker.close(complete=self._sent == last and last >= int(self._recipe.get("steps") or 0))
             except Exception as error:
                 self._warn(error)

@@ -1,6 +1,7 @@
 """Weights & Biases. Offline by default: needs no network and no login, and sends nothing."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from whet.base.errors import WhetError
@@ -58,6 +59,14 @@ class _Writer(Tracker):
 
         table = {"rollouts": wandb.Table(columns=list(COLUMNS), data=rollouts)} if rollouts else {}
         self._run.log({**values, **table, "step": step})
+
+    def attach(self, files: list[Path]) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"run-{self.id}", type="lineage")
+        for path in files:
+            artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
 
     def close(self, complete: bool) -> None:
         self._run.finish(exit_code=0 if complete else 1)
