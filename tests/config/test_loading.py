@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.config.settings import Clip, Fruit, Pair, Settings
 from whet.config import Config, RecipeError, dump_yaml, list_recipes, load
 from whet.config.explain import annotated_yaml, explain
+from whet.run.recipe import Recipe
 
 
 @pytest.fixture(autouse=True)
@@ -201,3 +202,13 @@ def test_small_floats_are_written_short():
 @pytest.mark.parametrize("text", ["\x85", "a\u2028b", "a\n\u2029"])
 def test_line_breaks_of_unicode_survive_a_dump(text):
     assert loaded(dump_yaml(Settings(name=text))).value.name == text
+
+
+def test_an_override_of_a_part_after_the_bare_value_names_the_wrong_key(tiny_model: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(Recipe, "quickstart", [f"model={tiny_model}", "model.pth=x"])
+    assert [issue.key for issue in caught.value.issues] == ["model.pth"]
+    overrides = ["model.lora.rank=4", f"model={tiny_model}"]
+    model = load(Recipe, "quickstart", overrides).value.model
+    assert model == load(Recipe, "quickstart", overrides[::-1]).value.model
+    assert (model.path, model.lora and model.lora.rank) == (str(tiny_model), 4)

@@ -19,7 +19,7 @@ from whet.config.base import Config
 from whet.config.component import DATA_FILES
 from whet.config.issues import ConfigIssue, RecipeError
 from whet.config.nearest import did_you_mean
-from whet.config.schema import UNTYPED, Place, merge
+from whet.config.schema import UNTYPED, Place, find_place, merge
 from whet.config.tree import DEFAULT, Node, dotted, from_plain
 from whet.config.tree import Path as TreePath
 from whet.config.validation import issues_of
@@ -66,7 +66,7 @@ def load(
     layers = _read_with_parents(path, search, issues, [])
     layers += [*_profiles(layers, profile), *([] if settings is None else [settings])]
     tree: Node | None = None
-    for layer in [*layers, _read_overrides(overrides, issues)]:
+    for layer in [*layers, _read_overrides(root, overrides, issues)]:
         replaced = root.replaced_by(layer.children())
         tree = merge(Place(root), tree and tree.without((key,) for key in replaced), layer, issues)
     assert tree is not None
@@ -229,7 +229,7 @@ def _profiles(layers: list[Node], name: str | None) -> list[Node]:
     raise RecipeError([ConfigIssue("profiles", layers[-1].where, message)])
 
 
-def _read_overrides(overrides: Sequence[str], issues: list[ConfigIssue]) -> Node:
+def _read_overrides(root: type[Config], overrides: Sequence[str], issues: list[ConfigIssue]) -> Node:
     layer = Node({}, "override")
     for number, text in enumerate(overrides, 1):
         where = f"override {number} ({text})"
@@ -247,6 +247,8 @@ def _read_overrides(overrides: Sequence[str], issues: list[ConfigIssue]) -> Node
             message = f"the value is missing; write {key}=null, or {key}='\"\"' for an empty text"
             issues.append(ConfigIssue(key, where, message))
             continue
+        if (place := find_place(root, layer, tuple(path))) is not None:
+            node = place.expand(node)  # so that the next override can change a part of it
         for part in reversed(path):
             node = Node({part: node}, where)
         layer = merge(UNTYPED, layer, node, issues)

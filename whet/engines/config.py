@@ -47,6 +47,8 @@ class GeneratorConfig(Config, ABC):
     """True if it computes in the run's process, in which weights are copied to it."""
     records_experts: ClassVar[bool] = False
     """True if it can record the experts of tokens."""
+    pauses: ClassVar[bool] = False
+    """True if its engine is a ``PausableEngine``."""
 
     dtype: Literal["auto"] | Dtype = "auto"
     """The dtype of its computations. ``auto``: as ``learner.precision`` chooses."""

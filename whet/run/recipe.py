@@ -150,12 +150,26 @@ class Recipe(Config):
         yield from self.devices.problems(self.cluster, samples)
         if samples:
             yield from self.generator.problems(self.cluster, self.devices)
+            yield from self._problems_of_pausing()
             yield from self._problems_of_replay()
         yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)
         if self.steps and (late := [step for step in self.profile.steps if step > self.steps]):
             yield f"profile.steps names step {late[0]}, but the run has {self.steps} steps"
         if self.algorithm.weighting == "constant" and isinstance(self.data, Rows) and self.data.longest is None:
             yield "algorithm.weighting = constant divides by the longest row there may be; set data.max_tokens"
+
+    def _problems_of_pausing(self) -> Iterator[str]:
+        needs = {
+            "rollouts.partial": self.rollouts.partial,
+            "generator.replicas": self.generator.replicas > 1,
+            "generator.on_cluster": self.generator.on_cluster,
+            "devices.placement": self.devices.placement == "colocated",
+        }
+        for setting in (name for name, is_set in needs.items() if is_set and not self.generator.pauses):
+            yield (
+                f"{setting} needs an engine that pauses, and {type(self.generator).__name__}'s does not "
+                "(pauses = False): leave the setting out, or write the methods of PausableEngine in whet/engines/base.py"
+            )
 
     def _problems_of_replay(self) -> Iterator[str]:
         what = "rollouts.router_replay learns with the experts that the generator chose, which "

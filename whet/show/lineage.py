@@ -15,6 +15,7 @@ from whet.lineage.graph import made_from
 from whet.lineage.record import Input, Record
 
 _MOST_PROBLEMS = 3  # that are listed in one place
+_UNRECORDED = "[dim]lineage.json is missing: an earlier version made the run; its recipe.yaml names model and data[/]"
 
 
 def as_json(target: Record, near: Sequence[Record]) -> dict[str, Any]:
@@ -55,6 +56,8 @@ def _title(record: Record) -> str:
 
 
 def _add_inputs(tree: Tree, record: Record) -> None:
+    if record.kind == "run" and not record.sessions:
+        tree.add(_UNRECORDED)
     _add_problems(tree, record.changed_outputs())
     for source in record.inputs:
         branch = tree.add(_describe(source))

@@ -18,6 +18,7 @@ class TorchGeneratorConfig(GeneratorConfig):
 
     in_process: ClassVar[bool] = True
     records_experts: ClassVar[bool] = True
+    pauses: ClassVar[bool] = True
 
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """The dtype of its computations. ``auto``: as ``learner.precision`` chooses."""

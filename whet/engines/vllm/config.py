@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,8 @@ _GUESSES = (
 
 class VllmGeneratorConfig(GeneratorConfig):
     """The settings of a vLLM engine, which runs in separate processes."""
+
+    pauses: ClassVar[bool] = True
 
     dtype: Literal["auto"] | FileDtype = "auto"
     """The dtype of its computations. ``auto``: as ``learner.precision`` chooses; bfloat16 with ``quantization``."""
