@@ -168,7 +168,7 @@ class Recipe(Config):
         for setting in (name for name, is_set in needs.items() if is_set and not self.generator.pauses):
             yield (
                 f"{setting} needs an engine that pauses, and {type(self.generator).__name__}'s does not "
-                "(pauses = False): leave the setting out, or write the methods of PausableEngine in whet/engines/base.py"
+                "(pauses = False): leave the setting out, or write PausableEngine of whet/engines/base.py"
             )
 
     def _problems_of_replay(self) -> Iterator[str]:
