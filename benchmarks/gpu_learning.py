@@ -18,7 +18,7 @@ from whet.core.types import Episode, Group, Span, Task, Trajectory
 from whet.learner.config import OptimizerConfig
 from whet.learner.float8 import use_float8
 from whet.learner.model import LearnerModel
-from whet.learner.optimizer import build_adamw, pieces
+from whet.learner.optimizer import build_optimizer, pieces
 from whet.learner.precision import bf16_residual_stream
 from whet.models import tiled_logprobs
 from whet.models.attention.forest import use_forest_attention
@@ -174,7 +174,7 @@ def optimizers(s: Setting) -> Iterator[Row]:
         parameters = [nn.Parameter(torch.randn(shape, device=s.device)) for _ in range(s.pick(190, 2))]
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
-        optimizer = build_adamw(parameters, OptimizerConfig(moments=moments))
+        optimizer = build_optimizer(((str(i), p) for i, p in enumerate(parameters)), OptimizerConfig(moments=moments))
         yield within(f"ms, {moments}", 1e3 * seconds(optimizer.step, s), 2, 15 if moments == "float32" else 60, s)
         moments_bytes = sum(t.nbytes for p in parameters for t in pieces(optimizer.state[p], "").values())
         yield Row(

@@ -11,7 +11,7 @@ from tests.toy import toy_recipe
 from whet.base.errors import ConfigError
 from whet.learner.config import OptimizerConfig
 from whet.learner.float8 import _fits, use_float8
-from whet.learner.optimizer import build_adamw
+from whet.learner.optimizer import build_optimizer
 
 
 def test_a_device_without_float8_is_refused(monkeypatch):
@@ -28,7 +28,7 @@ def test_without_torchao_it_is_said_what_to_install(monkeypatch):
     with pytest.raises(ConfigError, match=r"learner\.float8.*whet\[torchao\]"):
         use_float8(tiny_llama(), torch.device("cpu"), emulate=True)
     with pytest.raises(ConfigError, match=r"optimizer\.moments.*8bit.*whet\[torchao\]"):
-        build_adamw(nn.Linear(2, 2).parameters(), OptimizerConfig(moments="8bit"))
+        build_optimizer(nn.Linear(2, 2).named_parameters(), OptimizerConfig(moments="8bit"))
 
 
 @pytest.mark.parametrize(

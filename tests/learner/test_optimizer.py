@@ -7,7 +7,7 @@ import torch
 
 from tests.learner.parts import PolicyGradient, assert_close, cut, gradients, some_batch, weights, whole, worker
 from whet.learner.config import OptimizerConfig
-from whet.learner.optimizer import build_adamw, learning_rate, make_moments
+from whet.learner.optimizer import build_optimizer, learning_rate, make_moments
 
 
 def oracle(step, steps, lr, warmup, schedule, ratio):
@@ -36,7 +36,7 @@ def test_a_run_that_goes_on_beyond_its_schedule_stays_at_the_minimum():
 
 def test_norms_and_biases_do_not_decay():
     layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
-    optimizer = build_adamw(layer.parameters(), OptimizerConfig(weight_decay=0.5, lr=0.1))
+    optimizer = build_optimizer(layer.named_parameters(), OptimizerConfig(weight_decay=0.5, lr=0.1))
     for p in layer.parameters():
         p.grad = torch.zeros_like(p)
     before = [p.detach().clone() for p in layer.parameters()]
@@ -48,7 +48,7 @@ def test_norms_and_biases_do_not_decay():
 def test_moments_that_are_made_before_the_first_step_change_no_number():
     layers = [torch.nn.Linear(3, 2) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
-    optimizers = [build_adamw(layer.parameters(), OptimizerConfig(lr=0.1)) for layer in layers]
+    optimizers = [build_optimizer(layer.named_parameters(), OptimizerConfig(lr=0.1)) for layer in layers]
     for step in range(3):
         make_moments(optimizers[1])  # existing ones stay
         for layer, optimizer in zip(layers, optimizers, strict=True):

@@ -62,15 +62,18 @@ def learner_memory(
     reference: int = 0,
     asynchronous: bool = False,
     moment: int | None = None,
+    moments: int | None = None,
 ) -> Memory:
     """Return the memory of one rank of a learner, at a ``stage`` of its pipeline. ``activations``: bytes of a whole
     micro-batch in the whole model; ``layer``: bytes in one layer; ``hidden_states``: numbers in the hidden states of
     all micro-batches of a step; ``reference``: bytes of a frozen reference model; ``asynchronous``: checkpoints are
-    saved from a copy; ``moment``: bytes per number of AdamW's moments, if they differ from the weights'."""
+    saved from a copy; ``moment``: bytes per number of AdamW's moments, if they differ from the weights'; ``moments``:
+    their number, if not two for each trained parameter."""
     master, computing, stage = _MASTER[config.computes_in], BYTES[config.computes_in], stage or Stage()
-    always = {"weights": shard.weights, "reference": reference, "optimizer": 2 * shard.trained * (moment or master)}
+    numbers = 2 * shard.trained if moments is None else moments
+    always = {"weights": shard.weights, "reference": reference, "optimizer": numbers * (moment or master)}
     if asynchronous:
-        always["copy that is saved (CPU)"] = 3 * shard.trained * master
+        always["copy that is saved (CPU)"] = (shard.trained + numbers) * master
     learn: dict[str, int] = {}
     matrix = size.vocabulary * size.hidden // parallel.tensor
     if shard.trained:

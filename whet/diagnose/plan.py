@@ -123,6 +123,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
                 reference=frozen.weights,
                 asynchronous=recipe.checkpoints.asynchronous and trains and not gpu,  # the copy is on the CPU
                 moment=1 if recipe.optimizer.moments == "8bit" else None,
+                moments=recipe.optimizer.numbers(shard.trained, size.hidden, size.vocabulary),
             ),
         )
 

@@ -1,9 +1,10 @@
 """The settings of a learner: precision and memory, and the optimizer. Imports no torch: recipes are read with this."""
 
+import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from whet.config import Config
 from whet.core.batch import Output
@@ -21,6 +22,9 @@ OUTPUTS: dict[Head, frozenset[Output]] = {
     "value": frozenset({"values"}),
 }
 """The columns that a model can give, by head."""
+
+
+OPTIMIZERS = ("adamw", "muon", "adafactor")
 
 
 class ProfileConfig(Config):
@@ -93,12 +97,46 @@ class LearnerConfig(Config):
                 )
 
 
-class OptimizerConfig(Config):
-    """AdamW (arXiv 1711.05101) with a warm-up and a schedule."""
+class ParameterGroup(Config):
+    """Settings of the parameters whose names a regular expression matches anywhere."""
 
+    match: str
+    lr: float | None = Field(None, ge=0)
+    """The learning rate after the warm-up; None: ``optimizer.lr``. The schedule is the same."""
+    weight_decay: float | None = Field(None, ge=0)
+    """None: ``optimizer.weight_decay`` for matrices, 0 for others."""
+    freeze: bool = False
+    """Don't train these parameters."""
+
+    @field_validator("match")
+    @classmethod
+    def _compiles(cls, match: str) -> str:
+        try:
+            re.compile(match)
+        except re.error as error:
+            raise ValueError(f"{match!r} is not a valid regular expression: {error}") from None
+        return match
+
+
+class OptimizerConfig(Config):
+    """The optimizer with a warm-up and a schedule."""
+
+    bare: ClassVar = "type"
+
+    type: str = "adamw"
+    """``adamw`` (arXiv 1711.05101); ``muon`` for hidden matrices and AdamW for the rest (arXiv 2502.16982);
+    ``adafactor`` (arXiv 1804.04235); or the path of a class of yours, ``my_module:MyOptimizer``, derived from torch's
+    Optimizer."""
+    settings: dict[str, Any] = Field({})
+    """Further arguments of ``muon`` (``momentum``, ``nesterov``, ``ns_steps``, ``adjust_lr_fn``), ``adafactor``
+    (``beta2_decay``, ``d``, ``eps``) or your class."""
     lr: float = Field(1e-6, ge=0)
     """The learning rate after the warm-up."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Learning rates, weight decay and freezing of the main model's parameters by name; the first match counts. An
+    expression that matches no trained parameter is an error."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's, also where ``muon`` uses it, like ``eps``."""
     eps: float = Field(1e-8, gt=0)
     moments: Literal["float32", "8bit"] = "float32"
     """``8bit``: blocks of 256 one-byte numbers, each block with a scale (arXiv 2110.02861). This saves 6 bytes per
@@ -113,7 +151,42 @@ class OptimizerConfig(Config):
     """The schedule after the warm-up, towards ``min_lr_ratio * lr`` at the last step."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
 
+    @model_validator(mode="after")
+    def _fits_type(self) -> Self:
+        if self.type not in OPTIMIZERS and ":" not in self.type:
+            raise ValueError(f"type = {self.type} is not a valid optimizer; choose {', '.join(OPTIMIZERS)} or a path")
+        if self.type == "adamw" and self.settings:
+            raise ValueError(
+                f"settings = {self.settings} are for other types; adamw has lr, betas, eps and weight_decay"
+            )
+        fields = OptimizerConfig.model_fields
+        unused = ["moments"] if self.type == "muon" else ["moments", "betas", "eps"]
+        for name in unused if self.type != "adamw" else []:
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(f"{name} = {getattr(self, name)} has no effect with type = {self.type}; leave it out")
+        if self.lr == 0 and any(group.lr for group in self.groups):
+            raise ValueError("groups: a learning rate follows the schedule of lr, which is 0; set lr above 0")
+        return self
+
+    def numbers(self, trained: int, hidden: int, vocabulary: int) -> int:
+        """Return how many numbers the optimizer keeps for ``trained`` parameters; an upper bound for other types than
+        ``adamw``. A class of yours is taken to keep two for each."""
+        if self.type == "adafactor":  # a sum for each row and column, and one number for each entry of a vector
+            return 4 * trained // hidden
+        if self.type == "muon":  # one, but two for embeddings and heads
+            return min(2 * trained, trained + 2 * vocabulary * hidden)
+        return 2 * trained
+
     def problems(self, parallel: ParallelConfig) -> Iterator[str]:
         """Yield the settings that can't be combined with the learner's ranks."""
+        if self.type != "adamw" and parallel.ranks > 1:
+            yield (
+                f"optimizer.type = {self.type} needs whole matrices, but parallel splits them over {parallel.ranks} "
+                "ranks; use adamw, or one rank"
+            )
+        if self.groups and parallel.pipeline > 1:
+            yield "optimizer.groups can't be combined with parallel.pipeline; leave one of them out"
+        if parallel.ranks > 1 and any(group.freeze for group in self.groups):
+            yield f"optimizer.groups: freeze is for one rank, but there are {parallel.ranks}; leave one of them out"
         if self.moments == "8bit" and parallel.ranks > 1:
             yield f"optimizer.moments = 8bit is for one rank, but there are {parallel.ranks}; leave one of them out"

@@ -1,15 +1,23 @@
-"""AdamW, its learning rate schedule, and the gradient norm."""
+"""The optimizer, its learning rate schedule, and the gradient norm."""
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import extra
-from whet.learner.config import OptimizerConfig
+from whet.config.component import ComponentError, import_path
+from whet.learner.config import OptimizerConfig, ParameterGroup
 from whet.parallel.parameters import local
+
+NUMBER = "-number"
+"""Follows the kind of a state that is a Python number, in the names of saved tensors."""
+_EMBEDDINGS = r"embed|lm_head|value_head|wte|wpe"
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
@@ -28,31 +36,109 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
 
 
-def build_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return AdamW for the parameters that require a gradient, with weight decay for matrices only. Raises
-    ``ConfigError`` if a package is missing."""
-    groups: dict[Any, list[nn.Parameter]] = {}
-    for p in sorted((p for p in parameters if p.requires_grad), key=lambda p: p.dim() < 2):
-        mesh = getattr(p, "device_mesh", None)  # parameters of one fused update must be sharded over the same ranks
-        groups.setdefault((p.dim() >= 2, mesh), []).append(p)
-    groups = groups or {(True, None): []}  # a stage of a pipeline may have no layer with an adapter
-    decay = {True: config.weight_decay, False: 0.0}
-    decaying = [{"params": members, "weight_decay": decay[matrix]} for (matrix, _), members in groups.items()]
+def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return the optimizer of the parameters that require a gradient; freeze the parameters that ``config.groups``
+    says. Raises ``ConfigError`` if a group matches nothing, a package is missing, or a class takes other arguments."""
+    groups = _groups(named, config)
+    if config.type == "muon":
+        return _muon(groups, config)
+    if config.type != "adamw":
+        return _of_class(groups, config)
     if config.moments == "float32":
-        return torch.optim.AdamW(decaying, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     with extra("torchao", "optimizer.moments=8bit"):
         from torchao.optim import AdamW8bit
-    eight: torch.optim.Optimizer = AdamW8bit(decaying, lr=config.lr, betas=config.betas, eps=config.eps)
+    eight: torch.optim.Optimizer = AdamW8bit(groups, lr=config.lr, betas=config.betas, eps=config.eps)
     return eight
+
+
+def _groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Return torch's parameter groups. By default weight decay is for matrices only. ``ratio``: of a group's learning
+    rate to the optimizer's; ``hidden``: matrices other than embeddings and heads."""
+    trained = [(name, p) for name, p in named if p.requires_grad]
+    for rule in config.groups:
+        if not any(re.search(rule.match, name) for name, _ in trained):
+            raise ConfigError(
+                f"optimizer.groups: {rule.match!r} matches none of the {len(trained)} trained parameters, such as "
+                f"{', '.join(name for name, _ in trained[:3])}"
+            )
+    groups: dict[Any, dict[str, Any]] = {}
+    for name, p in sorted(trained, key=lambda pair: pair[1].dim() < 2):
+        rule = next((rule for rule in config.groups if re.search(rule.match, name)), ParameterGroup(match=""))
+        if rule.freeze:
+            p.requires_grad_(False)
+            continue
+        decay = config.weight_decay if p.dim() >= 2 else 0.0
+        settings: dict[str, Any] = {"weight_decay": decay if rule.weight_decay is None else rule.weight_decay}
+        if rule.lr is not None:
+            settings["ratio"] = rule.lr / config.lr if config.lr else 1.0
+        if config.type == "muon":
+            settings["hidden"] = p.dim() == 2 and not re.search(_EMBEDDINGS, name)
+        mesh = getattr(p, "device_mesh", None)  # parameters of one fused update must be sharded over the same ranks
+        group = groups.setdefault((p.dim() >= 2, mesh, *settings.items()), {"params": [], **settings})
+        group["params"].append(p)
+    if trained and not groups:
+        raise ConfigError("optimizer.groups freezes every parameter; leave some to be trained")
+    # a stage of a pipeline may have no layer with an adapter
+    return list(groups.values()) or [{"params": [], "weight_decay": config.weight_decay}]
+
+
+class Several(torch.optim.Optimizer):
+    """Optimizers of different parameters as one, with common ``param_groups`` and ``state``."""
+
+    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        for part in parts:
+            part.state = self.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+
+def _muon(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return Muon, whose updates are scaled to the size of AdamW's, so that one learning rate suits both."""
+    hidden = [group for group in groups if group.pop("hidden", False)]
+    others = [group for group in groups if not any(group is chosen for chosen in hidden)]
+    parts: list[torch.optim.Optimizer] = []
+    if hidden:
+        settings = {"adjust_lr_fn": "match_rms_adamw", **config.settings}
+        with _arguments(config):
+            parts.append(torch.optim.Muon(hidden, lr=config.lr, **settings))
+    if others:
+        parts.append(torch.optim.AdamW(others, lr=config.lr, betas=config.betas, eps=config.eps, fused=True))
+    return Several(parts)
+
+
+def _of_class(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    try:
+        made: Any = torch.optim.Adafactor if config.type == "adafactor" else import_path(config.type)
+    except ComponentError as error:
+        raise ConfigError(f"optimizer.type: {error}") from error
+    if not (isinstance(made, type) and issubclass(made, torch.optim.Optimizer)):
+        raise ConfigError(f"optimizer.type = {config.type} is not derived from torch.optim.Optimizer")
+    with _arguments(config):
+        optimizer: torch.optim.Optimizer = made(groups, lr=config.lr, **config.settings)
+    return optimizer
+
+
+@contextmanager
+def _arguments(config: OptimizerConfig) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optimizer.settings = {config.settings} of {config.type}: {error}") from error
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
+        scaled = rate * group.get("ratio", 1.0)
         if isinstance(group["lr"], Tensor):  # a compiled step reads the tensor
-            group["lr"].fill_(rate)
+            group["lr"].fill_(scaled)
         else:
-            group["lr"] = rate
+            group["lr"] = scaled
 
 
 def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
@@ -67,19 +153,56 @@ def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str
     return {"step": torch.zeros(()), "exp_avg": made._new_buffer(p, True), "exp_avg_sq": made._new_buffer(p, False)}
 
 
+def stored_state(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, stored: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return a parameter's state, to be filled from files that describe it in ``stored``, by KIND/NAME."""
+    if _is_adamw(optimizer):
+        return empty_state(optimizer, parameter)
+    kinds = {key.partition("/")[0]: tensor for key, tensor in stored.items() if key.partition("/")[2] == name}
+    # what is a single number, such as a count of steps, stays on the CPU, where optimizers read it
+    return {
+        kind: torch.empty_like(tensor, device=parameter.device if tensor.dim() else "cpu")
+        for kind, tensor in kinds.items()
+    }
+
+
+def restored(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state as the optimizer had it, from the tensors that ``pieces`` made of it."""
+    return {
+        kind.removesuffix(NUMBER): tensor.item() if kind.endswith(NUMBER) else tensor for kind, tensor in state.items()
+    }
+
+
+def _is_adamw(optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(optimizer, torch.optim.AdamW) or hasattr(optimizer, "_new_buffer")  # in 8 bits
+
+
 def make_moments(optimizer: torch.optim.Optimizer) -> None:
     """Make the moments of each parameter that has none. Before the first gradients rather than after them, as the
     optimizer would: so that in the heap they lie together, and not scattered over what activations leave."""
+    if not _is_adamw(optimizer):
+        return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
                 optimizer.state[parameter] = empty_state(optimizer, parameter)
 
 
-def pieces(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return the plain tensors of a parameter's state, as KIND/NAME: an 8-bit moment has two."""
+def pieces(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """Return the plain tensors of a parameter's state, as KIND/NAME: an 8-bit moment has two. Numbers become tensors.
+    Raises ``WhetError`` for a state that is neither."""
     tensors: dict[str, Tensor] = {}
     for kind, tensor in state.items():
+        if tensor is None:
+            continue
+        if isinstance(tensor, int | float):
+            tensors[f"{kind}{NUMBER}/{name}"] = torch.tensor(
+                tensor, dtype=torch.float64 if isinstance(tensor, float) else torch.int64
+            )
+            continue
+        if not isinstance(tensor, Tensor):
+            raise WhetError(f"the optimizer's state {kind!r} is a {type(tensor).__name__}; only tensors can be saved")
         parts = [part for part in ("codes", "scale") if hasattr(tensor, part)]
         tensors |= {f"{kind}/{part}/{name}": getattr(tensor, part) for part in parts} or {f"{kind}/{name}": tensor}
     return tensors
@@ -94,6 +217,8 @@ def move_moments(optimizer: torch.optim.Optimizer, device: torch.device | None) 
     """Move the moments to ``device``; None: to the device of their parameters. Copies from a GPU are asynchronous."""
     for parameter, kinds in optimizer.state.items():
         for kind in kinds.keys() - {"step"}:  # AdamW needs the step count where it is
+            if not isinstance(kinds[kind], Tensor) or not kinds[kind].dim():
+                continue
             kinds[kind] = _moved(kinds[kind], device or parameter.device)
 
 

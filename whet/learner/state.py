@@ -22,14 +22,14 @@ from whet.base.files import save_tensors, write_atomically
 from whet.learner.balance import BIAS
 from whet.learner.config import LearnerConfig
 from whet.learner.model import LearnerModel
-from whet.learner.optimizer import empty_state, pieces
+from whet.learner.optimizer import pieces, restored, stored_state
 from whet.learner.sharded_files import described, fill, write_pieces
 from whet.models.fit import match
 from whet.parallel.mesh import Ranks, fail_together
 from whet.processes.threads import JobThread
 
 FACTS = "learner.json"
-_KINDS = ("step", "exp_avg", "exp_avg_sq")  # kinds of AdamW's state, in names "KIND/PARAMETER"
+_KINDS = ("step", "exp_avg", "exp_avg_sq")  # kinds of AdamW's state, in names "KIND/PARAMETER"; weights have no "/"
 
 
 @dataclass(slots=True)
@@ -40,6 +40,7 @@ class Progress:
     step: int = 0  # optimizer steps done; skipped ones don't count
     skipped: int = 0
     skipped_in_a_row: int = 0
+    optimizer: str = "adamw"  # its type
 
 
 class LearnerState:
@@ -108,9 +109,14 @@ class LearnerState:
         with fail_together(self._ranks, "loading"):
             progress = _read_facts(folder)
             stored = described(folder)
-            states: dict[str, dict[str, Tensor]] = {}
-            if self._optimizer is not None and any(name.startswith("step/") for name in stored):
-                states = {name: empty_state(self._optimizer, tensors[name]) for name in trained}
+            states: dict[str, dict[str, Any]] = {}
+            if self._optimizer is not None and any("/" in name for name in stored):
+                if progress.optimizer != self.progress.optimizer:
+                    raise WhetError(
+                        f"{folder} was saved with optimizer.type = {progress.optimizer}, not "
+                        f"{self.progress.optimizer}; resume with the type that it was saved with"
+                    )
+                states = {name: stored_state(self._optimizer, tensors[name], name, stored) for name in trained}
             moments = {piece: tensor for name in states for piece, tensor in pieces(states[name], name).items()}
             if mismatch := match(stored, tensors | moments, everywhere):
                 raise WhetError(
@@ -121,7 +127,7 @@ class LearnerState:
         if self._optimizer is not None:
             self._optimizer.state.clear()
             for name, state in states.items():
-                self._optimizer.state[tensors[name]] = state
+                self._optimizer.state[tensors[name]] = restored(state)
         if self._config.matmul_precision != "auto":
             progress.matmul_precision = self._config.matmul_precision
         torch.set_float32_matmul_precision(progress.matmul_precision)
@@ -135,10 +141,12 @@ class LearnerState:
             if module is None:
                 continue
             parameters = dict(module.named_parameters())
-            tensors |= {prefix + name: p for name, p in parameters.items() if p.requires_grad}
+            # parameters that optimizer.groups freezes are saved with the trained ones; LoRA's base model is not
+            whole = self._optimizer is not None and not hasattr(self._model.model, "peft_config")
+            tensors |= {prefix + name: p for name, p in parameters.items() if p.requires_grad or whole}
             persistent = module.state_dict(keep_vars=True)
             buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
-            if not self._model.fully_trainable:  # routers' biases change even if only LoRA is trained
+            if not (whole or self._model.fully_trainable):  # routers' biases change even if only LoRA is trained
                 buffers = {name: buffer for name, buffer in buffers.items() if self._config.balance and BIAS in name}
             tensors |= {prefix + name: buffer for name, buffer in buffers.items()}
         return tensors
@@ -176,7 +184,7 @@ class LearnerState:
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """Return the whole tensors of a saved learner, without its optimizer's."""
-    stored = {name: tensor for name, tensor in described(folder).items() if name.partition("/")[0] not in _KINDS}
+    stored = {name: tensor for name, tensor in described(folder).items() if "/" not in name}
     weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in stored.items()}
     fill(weights, folder)
     return weights

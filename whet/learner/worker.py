@@ -30,7 +30,7 @@ from whet.learner.config import OUTPUTS, Head, LearnerConfig, OptimizerConfig
 from whet.learner.dump import read_dump
 from whet.learner.model import LearnerModel, build_model
 from whet.learner.optimizer import (
-    build_adamw,
+    build_optimizer,
     gradient_norm,
     learning_rate,
     make_moments,
@@ -111,9 +111,15 @@ class LearnerWorker:
         self.reference: LearnerModel | None = None  # loaded when first needed
         if config.learner.activation_checkpointing and self.trains:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        self.optimizer = build_adamw(self.module.parameters(), config.optimizer) if config.optimizer else None
+        self.optimizer = build_optimizer(self.module.by_name(), config.optimizer) if config.optimizer else None
+        if config.optimizer is not None and config.optimizer.groups:
+            self.module.measure()  # some parameters may be frozen now
         self.state = LearnerState(
-            self.module, self.optimizer, Progress(self._set_matmul_precision()), config.learner, self.ranks
+            self.module,
+            self.optimizer,
+            Progress(self._set_matmul_precision(), optimizer=config.optimizer.type if config.optimizer else "adamw"),
+            config.learner,
+            self.ranks,
         )
         self.profiler: Profiler | None = None
         self.balance: Balance | None = None

@@ -153,7 +153,9 @@ async def build_learner(recipe: "Recipe", folder: Path, cluster: "Cluster", role
         model=spec.model_config(recipe.model),
         learner=recipe.learner,
         parallel=recipe.parallel,
-        optimizer=spec.optimizer(recipe.optimizer),
+        optimizer=spec.optimizer(
+            recipe.optimizer if role == algorithm.main_role else recipe.optimizer.model_copy(update={"groups": ()})
+        ),
         head=spec.head,
         steps=max(1, recipe.steps - spec.starts_at) * algorithm.epochs * algorithm.minibatches,
         seed=derive_seed(recipe.seed, role),

@@ -1,0 +1,204 @@
+"""Optimizers by name or path, and settings of parameters by name."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.learner.parts import PolicyGradient, assert_same, cut, published, some_batch, weights, whole, worker
+from tests.toy import toy_recipe
+from whet.base.errors import ConfigError, WhetError
+from whet.learner.config import OptimizerConfig, ParameterGroup
+from whet.learner.optimizer import build_optimizer
+from whet.models.config import LoraSettings
+
+TYPES: list[dict[str, Any]] = [
+    {"type": "muon"},
+    {"type": "muon", "settings": {"momentum": 0.8, "nesterov": False}},
+    {"type": "adafactor"},
+    {"type": "torch.optim:RMSprop", "settings": {"momentum": 0.5}},
+    {"type": "tests.learner.test_optimizer_types:Counting"},
+    {
+        "groups": (
+            {"match": "mlp", "lr": 1e-3},
+            {"match": "embed_tokens|layers.0", "freeze": True},
+        )
+    },
+]
+every_type = pytest.mark.parametrize("settings", TYPES, ids=lambda s: s.get("type", "groups"))
+
+
+class Counting(torch.optim.Optimizer):
+    """Signed steps that become smaller; its count is a Python number, as in many published optimizers."""
+
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["count"] = state.get("count", 0) + 1
+                p.sub_(p.grad.sign(), alpha=group["lr"] / state["count"])
+
+
+def optimizer(**settings: Any) -> OptimizerConfig:
+    return OptimizerConfig(lr=1e-2, weight_decay=0.1, warmup_steps=2, schedule="cosine", **settings)
+
+
+@every_type
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["all", "lora"])
+def test_a_resumed_learner_continues_bit_for_bit(
+    qwen: Any, tmp_path: Any, settings: dict[str, Any], lora: LoraSettings | None
+) -> None:
+    if lora is not None and "groups" in settings:
+        settings = {
+            "groups": (
+                {"match": "lora_A", "lr": 1e-3},
+                {"match": "mlp.*lora_B", "freeze": True},
+            )
+        }
+    make = {"precision": "float32", "optimizer": optimizer(**settings), "lora": lora}
+    straight = worker(qwen, **make)
+    for step in range(2):
+        straight.update(cut(some_batch(step), 30), PolicyGradient())
+    straight.state.save(tmp_path)
+    resumed = worker(qwen, seed=5, **make)
+    resumed.state.load(tmp_path)
+    assert resumed.progress.step == 2
+    for step in (2, 3):
+        before = weights(straight)
+        straight.update(cut(some_batch(step), 30), PolicyGradient())
+        straight.sleep()
+        straight.wake()
+        resumed.update(cut(some_batch(step), 30), PolicyGradient())
+        assert any(not torch.equal(p, before[name]) for name, p in weights(straight).items())
+    assert_same(weights(straight), weights(resumed))
+    assert_same(published(straight), published(resumed))
+
+
+@pytest.mark.parametrize("kind", ["muon", "adafactor"])
+def test_a_step_is_that_of_torch(qwen: Any, kind: str) -> None:
+    config = OptimizerConfig(lr=1e-2, weight_decay=0.1, type=kind, max_grad_norm=1e9)
+    learner = worker(qwen, optimizer=config)
+    reference = {name: torch.nn.Parameter(p) for name, p in weights(learner).items()}
+
+    def named(hidden: bool, matrix: bool) -> list[torch.nn.Parameter]:
+        return [
+            p
+            for name, p in reference.items()
+            if ("layers" in name and p.dim() == 2) == hidden and (p.dim() == 2) == matrix
+        ]
+
+    groups = [
+        {"params": named(True, True), "weight_decay": 0.1},
+        {"params": named(False, True), "weight_decay": 0.1},
+        {"params": named(False, False), "weight_decay": 0.0},
+    ]
+    if kind == "adafactor":
+        optimizers: list[torch.optim.Optimizer] = [torch.optim.Adafactor(groups, lr=1e-2)]
+    else:
+        muon = torch.optim.Muon(groups[:1], lr=1e-2, adjust_lr_fn="match_rms_adamw")
+        optimizers = [muon, torch.optim.AdamW(groups[1:], lr=1e-2)]
+    for step in range(3):
+        learner.accumulate(whole(some_batch(step)), PolicyGradient())
+        for name, p in learner.module.by_name():
+            reference[name].grad = p.grad.detach().clone()
+        for one in optimizers:
+            one.step()
+        learner.update(whole(some_batch(step)), PolicyGradient())
+        for name, p in weights(learner).items():
+            torch.testing.assert_close(p, reference[name].detach(), msg=name)
+
+
+def test_a_type_without_further_settings_is_a_name() -> None:
+    assert OptimizerConfig.model_validate({"type": "adamw"}) == OptimizerConfig()
+
+
+def test_groups_change_rates_and_decay_and_freeze(qwen: Any) -> None:
+    rules = (
+        ParameterGroup(match="embed_tokens", freeze=True),
+        ParameterGroup(match=r"mlp\.", lr=2e-3, weight_decay=0.0),
+        ParameterGroup(match="norm", weight_decay=0.5),
+    )
+    learner = worker(qwen, optimizer=OptimizerConfig(lr=1e-2, warmup_steps=4, weight_decay=0.1, groups=rules))
+    before = weights(learner)
+    learner.update(whole(some_batch()), PolicyGradient())
+    names = {id(p): name for name, p in learner.module.by_name()}
+    seen = {names[id(p)]: group for group in learner.optimizer.param_groups for p in group["params"]}
+    assert not any("embed_tokens" in name for name in seen)
+    for name, group in seen.items():
+        assert group["lr"] == pytest.approx((2e-3 if ".mlp." in name else 1e-2) / 4)
+        decay = 0.0 if ".mlp." in name else 0.5 if "norm" in name else 0.1
+        assert group["weight_decay"] == (0.0 if name.endswith("bias") else decay)
+    after = weights(learner)
+    same = {name for name, p in before.items() if torch.equal(p, after[name])}
+    assert {name for name in same if "embed_tokens" in name}
+    assert not any(".mlp." in name for name in same)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"groups": ({"match": "no_such_layer", "lr": 1.0},)}, "'no_such_layer' matches none of the"),
+        ({"groups": ({"match": ".", "freeze": True},)}, "freezes every parameter"),
+        ({"type": "torch.optim:Nothing"}, "optimizer.type: "),
+        ({"type": "torch.nn:Linear"}, "is not derived from torch.optim.Optimizer"),
+        ({"type": "muon", "settings": {"speed": 2}}, "optimizer.settings = {'speed': 2} of muon: "),
+        ({"type": "adafactor", "settings": {"d": 0.1}}, "optimizer.settings = {'d': 0.1} of adafactor: "),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_the_model_is_named(settings: dict[str, Any], message: str) -> None:
+    layer = torch.nn.Linear(3, 2)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build_optimizer(layer.named_parameters(), OptimizerConfig.model_validate(settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"type": "moun"}, "moun is not a valid optimizer; choose adamw, muon, adafactor or a path"),
+        ({"settings": {"momentum": 0.9}}, "are for other types"),
+        ({"type": "adafactor", "betas": (0.8, 0.9)}, "has no effect with type = adafactor"),
+        ({"type": "muon", "moments": "8bit"}, "has no effect with type = muon"),
+        ({"lr": 0.0, "groups": ({"match": "a", "lr": 1.0},)}, "set lr above 0"),
+        ({"groups": ({"match": "("},)}, "not a valid regular expression"),
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        OptimizerConfig.model_validate(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parallel", "message"),
+    [
+        ({"type": "muon"}, {"fsdp": 2}, "optimizer.type = muon needs whole matrices"),
+        ({"type": "adafactor"}, {"fsdp": 2}, "optimizer.type = adafactor needs whole matrices"),
+        ({"groups": ({"match": "mlp", "freeze": True},)}, {"fsdp": 2}, "freeze is for one rank, but there are 2"),
+        (
+            {"groups": ({"match": "mlp", "lr": 1e-3},)},
+            {"pipeline": 2},
+            "groups can't be combined with parallel.pipeline",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_sharded_is_refused_at_reading(
+    tiny_model: Any, settings: dict[str, Any], parallel: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ConfigError, ValidationError), match=re.escape(message)):
+        toy_recipe(tiny_model, optimizer=settings, parallel=parallel)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(qwen: Any, tmp_path: Any) -> None:
+    saved = worker(qwen, optimizer=optimizer(type="muon"))
+    saved.update(whole(some_batch()), PolicyGradient())
+    saved.state.save(tmp_path)
+    with pytest.raises(WhetError, match=r"saved with optimizer.type = muon, not adafactor"):
+        worker(qwen, optimizer=optimizer(type="adafactor")).state.load(tmp_path)
