@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,8 +118,9 @@ def _of_class(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.op
         raise ConfigError(f"optimizer.type: {error}") from error
     if not (isinstance(made, type) and issubclass(made, torch.optim.Optimizer)):
         raise ConfigError(f"optimizer.type = {config.type} is not derived from torch.optim.Optimizer")
+    build: Callable[..., torch.optim.Optimizer] = made
     with _arguments(config):
-        optimizer: torch.optim.Optimizer = made(groups, lr=config.lr, **config.settings)
+        optimizer: torch.optim.Optimizer = build(groups, lr=config.lr, **config.settings)
     return optimizer
 
 
