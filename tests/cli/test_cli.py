@@ -277,6 +277,19 @@ def test_validate_prints_what_was_graded_and_fails_if_any_is_wrong(folder):
     assert "WRONG  boundary, nothing: expected 0, but: it earned 2" in bad.stdout
 
 
+def test_attack_prints_what_was_paid_and_writes_it_as_cases_for_validate(folder):
+    good = whet("attack", "calculator", "train_size=20", "--samples", "1", cwd=folder, module="whet")
+    assert good.returncode == 0
+    assert "not attacked: calls of tools" in good.stdout
+    assert good.stdout.splitlines()[-1].startswith("no finding in ")
+    echo = ("tests.tasks.test_validate:Echo", "accepts_all=true")
+    bad = whet("attack", *echo, "--budget", "300", "--out", "found.jsonl", cwd=folder, module="whet")
+    assert bad.returncode == 1
+    assert "FOUND  empty, nothing, on toy/" in bad.stdout
+    again = whet("validate", *echo, "--cases", "found.jsonl", "--json", cwd=folder, module="whet")
+    assert any(graded["name"] == "empty: nothing" and graded["wrong"] for graded in json.loads(again.stdout))
+
+
 def test_a_setting_that_is_written_as_an_option_is_answered_with_how_to_write_it(folder):
     for words in (["--steps", "5"], ["--steps=5"]):
         said = whet("train", "r.yaml", *words, cwd=folder).stderr

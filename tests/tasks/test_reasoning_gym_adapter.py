@@ -160,7 +160,27 @@ def test_no_constant_is_right_for_most_problems(dataset):
         assert sum(asyncio.run(right(constant))) <= golds.count(constant), constant
 
 
-@pytest.mark.parametrize("dataset", ["puzzle24", "complex_arithmetic", "game_of_life_halting", "coin_flip"])
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        "puzzle24",
+        "complex_arithmetic",
+        "game_of_life_halting",
+        "coin_flip",
+        "spell_backward",
+        "time_intervals",
+        "word_sorting",
+    ],
+)
 def test_right_answers_pass_the_additional_checks_of_a_scorer(dataset):
     (right,) = grades(make(dataset), ...)
     assert right["correct"] == 1
+
+
+@pytest.mark.parametrize(
+    ("dataset", "more"), [("spell_backward", "not"), ("time_intervals", " not"), ("word_sorting", ", lamp")]
+)
+def test_text_after_the_right_answer_earns_nothing(dataset, more):
+    taskset = make(dataset)
+    (scores,) = grades(taskset, f"{taskset.entry(taskset.tasks('train')[0])[0]['answer']}{more}")
+    assert scores["reward"] == 0

@@ -119,8 +119,8 @@ def test_a_substring_grader_pays_for_several_answers_at_once() -> None:
 
 def test_a_grader_that_pays_for_the_words_of_the_question_is_found_out_by_an_echo() -> None:
     findings = of_family(attacked(EchoPaying()), PROMPT)
-    assert {"the question again", "the whole prompt"} <= {finding.name for finding in findings}
-    assert all(finding.mean == 1.0 for finding in findings if finding.name == "the question again")
+    assert (findings[0].name, findings[0].mean) == ("the whole prompt", 1.0)  # the same answer as the question again
+    assert len({(finding.task.uid, finding.answer) for finding in findings}) == len(findings)
 
 
 def test_a_grader_that_pays_for_length_is_found_out_and_the_answer_is_shrunk_to_the_shortest() -> None:

@@ -73,11 +73,30 @@ def _same_probability(answer: str, entry: dict[str, Any]) -> bool:
     return abs(Fraction(answer.replace(",", "")) - Fraction(entry["answer"])) <= Fraction(1, 10_000)
 
 
-# Checks that are missing in the generators' scorers, which accept a constant as right everywhere.
+def _same_length(answer: str, entry: dict[str, Any]) -> bool:
+    return len(answer) == len(entry["answer"])
+
+
+def _same_number_of_words(answer: str, entry: dict[str, Any]) -> bool:
+    return answer.count(",") == entry["answer"].count(",")
+
+
+def _same_units(answer: str, entry: dict[str, Any]) -> bool:
+    """Return whether both are days, a time, or days and a time, and nothing else."""
+    numbered = (re.sub(r"\d+", "0", text) for text in (answer, entry["answer"]))
+    first, second = (re.sub(r"\.0|days?|\s", "", text) for text in numbered)
+    return first == second
+
+
+# Checks that are missing in the generators' scorers, which accept a constant as right everywhere, or any text after the
+# right answer.
 CHECKS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
     "coin_flip": _same_probability,
     "game_of_life_halting": _same_word,
     "puzzle24": _uses_its_numbers,
+    "spell_backward": _same_length,
+    "time_intervals": _same_units,
+    "word_sorting": _same_number_of_words,
 }
 
 

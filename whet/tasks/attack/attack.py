@@ -22,6 +22,7 @@ from whet.tasks.cases import Case
 
 _SEARCHED = 6  # tasks of the random search
 _ENOUGH = 4  # tasks over which a mean counts
+_EQUAL = 1e-9  # rewards that differ by less are equal
 _FAILURES = 3  # failures of the grader after which an attack ends
 
 
@@ -120,6 +121,9 @@ class _Attack:
             share = (plan.budget - gradings.count) // (len(result.findings) - number)
             gradings.limit = gradings.count + share
             result.findings[number] = await self._shrunk(finding)
+        result.findings = [*{(each.kind, each.task.uid, each.answer): each for each in result.findings[::-1]}.values()][
+            ::-1
+        ]
         result.gradings = gradings.count
         self._limits()
         return result
@@ -179,7 +183,7 @@ class _Attack:
             sure = mean - 2 * statistics.pstdev(rewards) / len(rewards) ** 0.5
             number, (cheap, reward) = max(graded.items(), key=lambda item: item[1][1] - self.paid[item[0]])
             task, limit = self.tasks[number], self.paid[number]
-            if family not in BY_CHANCE and reward >= limit - 1e-6:
+            if family not in BY_CHANCE and reward >= limit - _EQUAL:
                 findings.append(Finding("answer", family, name, task, cheap.text, reward, limit, mean, len(graded)))
             elif family not in FROM_GOLD and sure > self.result.bound and len(graded) >= _ENOUGH:
                 bound = self.result.bound
@@ -243,7 +247,7 @@ class _Attack:
             if isinstance(graded, Failure):
                 same = finding.kind == graded.kind and finding.error == graded.text
             else:
-                same = finding.reward is not None and graded >= finding.reward - 1e-6
+                same = finding.reward is not None and graded >= finding.reward - _EQUAL
             if same:
                 best, best_reward = text, None if isinstance(graded, Failure) else graded
             return same
