@@ -12,7 +12,7 @@ from whet.models.head import Head
 from whet.models.shards import Vocabulary
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import join
-from whet.parallel.vocabulary import SpreadVocabulary
+from whet.parallel.tensor import SpreadVocabulary
 
 WORDS, WIDTH, PLACES = 31, 5, 9
 DISTRIBUTIONS = [

@@ -24,7 +24,7 @@ _MOVED = {
     "whet.engines.vllm": (
         "generators.vllm_adapter=adapter generators.vllm_config=config generators.vllm_generator=generator "
         "generators.vllm_guard=guard generators.vllm_model=model generators.vllm_processes=processes "
-        "generators.vllm_speculative=speculative generators.vllm_worker=worker"
+        "generators.vllm_speculative=config engines.vllm.speculative=config generators.vllm_worker=worker"
     ),
     "whet.models.attention": (
         "models.forest_attention=forest models.dense_attention=dense models.varlen_attention=varlen "

@@ -19,8 +19,7 @@ from whet.parallel.fsdp import shard
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import copy_from_first
 from whet.parallel.pipeline import stages_of_rank
-from whet.parallel.tensor import spread_matrices
-from whet.parallel.vocabulary import SpreadVocabulary
+from whet.parallel.tensor import SpreadVocabulary, spread_matrices
 
 Root = TypeVar("Root", bound=nn.Module)
 

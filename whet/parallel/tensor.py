@@ -9,6 +9,8 @@ attention and feed-forward. Routers and experts are not split. Independent of FS
 import re
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
@@ -23,6 +25,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from whet.base.errors import WhetError
 from whet.models.attention.forest import NAME, decoder_of, unwrapped
+from whet.models.shards import Vocabulary
 from whet.parallel.experts import routed
 
 _KNOWN = {"colwise", "rowwise", "embedding_rowwise", "replicated_with_grad_allreduce"}
@@ -161,3 +164,31 @@ def _leave(mesh: DeviceMesh) -> Any:
         return output
 
     return leave
+
+
+class SpreadVocabulary(Vocabulary):
+    """The output matrix, split by vocabulary over a one-dimensional mesh, in equal pieces except for the last ones."""
+
+    def __init__(self, mesh: DeviceMesh, words: int) -> None:
+        self.group, self.words = mesh.get_group(), words
+        self.piece = -(-words // mesh.size())
+        self.start = min(self.piece * mesh.get_local_rank(), words)
+
+    def local(self, weight: Tensor) -> Tensor:
+        assert isinstance(weight, DTensor)
+        return weight.to_local()
+
+    def sum(self, values: Tensor) -> Tensor:
+        dist.all_reduce(values, group=self.group)
+        return values
+
+    def max(self, values: Tensor) -> Tensor:
+        largest = values.clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        return largest
+
+    def all_gather(self, logits: Tensor) -> Tensor:
+        padded = nn.functional.pad(logits, (0, self.piece - logits.shape[1]), value=float("-inf"))
+        parts = [torch.empty_like(padded) for _ in range(self.group.size())]
+        dist.all_gather(parts, padded, group=self.group)
+        return torch.cat(parts, 1)[:, : self.words]

@@ -1,18 +1,19 @@
 """The settings of the generator on vLLM, in a separate module so that a recipe is read without torch or vLLM."""
 
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from whet.base.dtype import FileDtype
 from whet.base.errors import ConfigError
 from whet.base.extras import MissingExtraError
-from whet.config import Component
+from whet.config import Component, Config
 from whet.core.types import Distribution
 from whet.engines.config import Deployment, GeneratorConfig
-from whet.engines.vllm.speculative import SPECULATIVE, Speculative
+from whet.fetch.model import absolute_path
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -28,6 +29,58 @@ _GUESSES = (
     "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by an uninitialised "
     "temperature when it rejects a guess, and so samples from another distribution"
 )
+
+
+class Speculative(Config, ABC):
+    """The source of guesses of the next tokens, of which the model accepts as many as agree with its own sampling
+    (Leviathan et al., arXiv 2211.17192), so that samples keep the model's distribution and log-probs. In a subclass,
+    ``settings`` is vLLM's ``speculative_config``."""
+
+    tokens: int = Field(default=4, ge=1, le=32)
+    """Number of tokens that are guessed at a time."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Return vLLM's settings, without the number of tokens."""
+
+
+class NGram(Speculative):
+    """Guesses the tokens that followed the same tokens earlier in the text. Costs nothing; helps if answers repeat
+    their prompt."""
+
+    longest: int = Field(default=4, ge=1)
+    """Number of tokens that are searched for first, then gradually fewer."""
+    shortest: int = Field(default=2, ge=1)
+    """Minimum number of tokens that are searched for."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "NGram":
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest = {self.shortest} is more than longest = {self.longest}")
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        return {"method": "ngram", "prompt_lookup_max": self.longest, "prompt_lookup_min": self.shortest}
+
+
+class Draft(Speculative):
+    """A smaller model with the same vocabulary, which is not trained: the further the policy moves, the fewer of its
+    guesses are accepted."""
+
+    model: str = Field(min_length=1)
+    """The draft model's folder, its name on the Hub, or an artifact."""
+
+    @field_validator("model")
+    @classmethod
+    def _absolute(cls, model: str) -> str:
+        return absolute_path(model)
+
+    def settings(self) -> dict[str, Any]:
+        return {"method": "draft_model", "model": self.model, "draft_load_config": {"load_format": "auto"}}
+
+
+SPECULATIVE = {"ngram": f"{__name__}:NGram", "draft": f"{__name__}:Draft"}
+"""The kinds by their names in recipes."""
 
 
 class VllmGeneratorConfig(GeneratorConfig):
