@@ -155,6 +155,21 @@ def test_a_surrogate_without_a_clip_reports_none(loss: SAPOGate | KLCovPenalty) 
     assert (metrics["clip/high"], metrics["clip/low"]) == (0.0, 0.0)
 
 
+def test_a_token_that_became_certain_is_stopped_by_the_binary_kl() -> None:
+    batch, output = fill(random_groups(1), 1)
+    certain, half = torch.zeros(len(batch)).double(), torch.full((len(batch),), 0.5).double().log()
+    batch = replace(batch, rollout_logprobs=half, advantages=torch.ones(len(batch)).double())
+    metrics = DPPOMask(divergence="kl")(ModelOutput(certain), batch)[1].result()
+    assert metrics["clip/high"] == 1.0
+
+
+def test_defaults_of_the_bounds() -> None:
+    assert SAPOGate() == SAPOGate(tau_positive=1.0, tau_negative=1.05)
+    assert DPPOMask() == DPPOMask(divergence="tv", low=0.15, high=0.15, cap=20.0)
+    assert GMPOClip() == GMPOClip(clip_low=0.4, clip_high=0.4)
+    assert KLCovPenalty() == KLCovPenalty(coefficient=1.0)
+
+
 def test_a_ratio_to_the_generator_takes_no_correction() -> None:
     with pytest.raises(ValidationError, match="surrogate = dppo already contains the importance ratio"):
         PolicyLoss.model_validate({"surrogate": "dppo", "correction": "tis"})
