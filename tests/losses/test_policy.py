@@ -156,7 +156,7 @@ def test_a_surrogate_without_a_clip_reports_none(loss: SAPOGate | KLCovPenalty) 
 
 
 def test_a_token_that_became_certain_is_stopped_by_the_binary_kl() -> None:
-    batch, output = fill(random_groups(1), 1)
+    batch, _output = fill(random_groups(1), 1)
     certain, half = torch.zeros(len(batch)).double(), torch.full((len(batch),), 0.5).double().log()
     batch = replace(batch, rollout_logprobs=half, advantages=torch.ones(len(batch)).double())
     metrics = DPPOMask(divergence="kl")(ModelOutput(certain), batch)[1].result()
