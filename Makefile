@@ -79,7 +79,7 @@ docs: install
 
 # The picture of a report in the docs: make picture RUN=runs/quickstart-... (needs chromium).
 picture:
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1100,900 \
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,1500 \
 		--screenshot=docs/report.png $(abspath $(RUN))/report.html
 
 clean:

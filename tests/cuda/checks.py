@@ -9,7 +9,7 @@ import gpu
 
 
 def names(part: str) -> list[str]:
-    return gpu.wanted([part])
+    return gpu.names_of([part])
 
 
 __all__ = ["gpu", "names"]

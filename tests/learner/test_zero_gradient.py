@@ -174,6 +174,7 @@ def test_everything_is_computed_where_the_tokens_of_experts_are_counted(llama, m
     )
     made = WorkerLearner(None, config, None)  # type: ignore[arg-type]
     monkeypatch.setattr(WorkerLearner, "_pack", lambda self, batch, zero, part, kept, unit: (zero, part))
+    monkeypatch.setattr(WorkerLearner, "_needed", lambda self, work, backward: 0.0)
     zero, part = made._pack_update(batch, PolicyLoss())
     assert not zero.any()
     assert part.sequences == 4

@@ -156,9 +156,9 @@ class WorkerLearner:
     @cached_property
     def _parts(self) -> ModelFlops | None:
         config = self._config
-        precision, trains, value = config.learner.computes_in, config.optimizer is not None, config.head == "value"
-        try:
-            built = build_whole(config.model, precision, trains, value, config.seed, torch.device("meta"))
+        trains, value = config.optimizer is not None, config.head == "value"
+        try:  # the number of operations is the same in every precision
+            built = build_whole(config.model, "float32", trains, value, config.seed, torch.device("meta"))
             return ModelFlops.of(built.model, value)
         except Exception as error:  # of an architecture that can't be built without weights; it is only a measure
             log.warning("the floating-point operations of this model can't be counted: %s", error)
