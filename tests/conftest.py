@@ -12,6 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
+from whet.base.closing import abandoned_threads
+
 # The same examples each time: what passes here passes there. Others: --hypothesis-profile=default
 settings.register_profile("repeatable", derandomize=True, deadline=None)  # a busy machine is slow
 settings.load_profile("repeatable")
@@ -35,6 +37,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         index, count = (int(number) for number in part.split("/"))
         config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % count != index])
         items[:] = items[index::count]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_abandoned_for_the_next_test() -> Iterator[None]:
+    """A thread that a test left hanging would have the command line of a later test end the whole process."""
+    yield
+    abandoned_threads.clear()
 
 
 @pytest.fixture(scope="session")

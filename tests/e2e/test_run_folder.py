@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tests.toy import Lowercase, toy_recipe, write_recipe
-from whet.base.errors import ConfigError, WhetError
+from tests.rows import write_rows
+from tests.toy import Lowercase, read_settings, toy_recipe, write_recipe
+from whet.base.errors import ConfigError, DataError, WhetError
 from whet.checkpoint.manifest import CheckpointError
 from whet.cli.main import main
 from whet.core.types import Task
@@ -32,6 +33,17 @@ def test_a_folder_whose_start_failed_can_be_used_again(tiny_model: Path, tmp_pat
     assert run.start(toy_recipe(tiny_model, steps=1), folder) == folder
     with pytest.raises(ConfigError, match="not empty"):
         run.start(toy_recipe(tiny_model, steps=1), folder)
+
+
+def test_a_folder_whose_rows_were_wrong_can_be_used_again(tiny_model: Path, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "", "completion": "b"}, {"prompt": "a", "completion": "b"}])
+    data = {"type": "supervised", "path": str(rows), "batch_size": 1}
+    recipe = read_settings({"steps": 1, "model": str(tiny_model), "algorithm": "sft", "data": data})
+    folder = tmp_path / "run"
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'prompt'"):
+        run.start(recipe, folder)
+    write_rows(rows, [{"prompt": "a", "completion": "b"}])
+    assert run.start(recipe, folder) == folder
 
 
 def test_overrides_of_a_resume_are_kept(tiny_model: Path, tmp_path: Path) -> None:

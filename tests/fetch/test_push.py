@@ -182,6 +182,7 @@ def test_errors_are_one_line(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyP
         check_push("someone/mine")
     monkeypatch.undo()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(WhetError, match="the Hub can't be reached") as raised:

@@ -108,7 +108,7 @@ def _code(setting: str, kind: type[Config], run: Path) -> Iterator[Input]:
     """Yield the file of a user's class."""
     try:
         file = inspect.getsourcefile(kind)
-    except TypeError:  # of a notebook or a terminal
+    except (TypeError, OSError):  # of a notebook or a terminal
         return
     if file is not None and Path(file).is_file():
         name = f"{kind.__module__}:{kind.__qualname__}"

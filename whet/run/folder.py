@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock", "rows.jsonl", "test.jsonl", "launch"}
+LEFT_BY_A_FAILED_START = {
+    "recipe.yaml", "machine.json", "lineage.json", "log.txt", "error.log", ".lock", "rows.jsonl", "test.jsonl", "launch"
+}  # fmt: skip
 
 
 def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
