@@ -26,6 +26,7 @@ import torch
 from machine import describe
 from torch import Tensor
 
+from whet.base.errors import WhetError
 from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing, digest
 from whet.weights.engine import EngineSync
@@ -57,7 +58,7 @@ class Held:
         self.tensors: dict[str, Tensor] = {}
 
     def adapter(self, rank: int, alpha: float) -> LoadableAdapter:
-        raise NotImplementedError("only whole weights are sent here")
+        raise WhetError("this benchmark sends whole weights, no adapters")
 
     def begin(self) -> None: ...
 

@@ -5,22 +5,15 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.tasks.built_in import BUILT_IN
 from tests.toy import Lowercase
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Message, Task
 from whet.tasks.adapters.reasoning_gym import ReasoningGym
 from whet.tasks.base import Observation, Step, TaskSet
 from whet.tasks.cases import Case
-from whet.tasks.choice.task_set import MultipleChoice
-from whet.tasks.games import Guessing, SlidingPuzzle
-from whet.tasks.instructions.task_set import InstructionFollowing
-from whet.tasks.long_context import LongContext
 from whet.tasks.math.arithmetic import Arithmetic
 from whet.tasks.math.notation import last_boxed
-from whet.tasks.structured.task_set import StructuredOutput
-from whet.tasks.tools.calculator import Calculator
-from whet.tasks.tools.corpus_search import CorpusSearch
-from whet.tasks.tools.database import Database
 from whet.tasks.validate import GOLD, OTHERS, require, validate, wrong
 
 
@@ -116,28 +109,10 @@ def test_a_task_set_that_declares_nothing_is_an_error() -> None:
         asyncio.run(validate(Lowercase(), 5))
 
 
-@pytest.mark.parametrize(
-    "taskset",
-    [
-        Arithmetic(train_size=30, test_size=5),
-        Arithmetic(train_size=30, test_size=5, stories=1.0),
-        Calculator(train_size=20, test_size=5),
-        CorpusSearch(train_size=20, test_size=5),
-        Database(train_size=20, test_size=5),
-        Guessing(train_size=20, test_size=5),
-        InstructionFollowing(train_size=20, test_size=5),
-        LongContext(train_size=20, test_size=5),
-        MultipleChoice(train_size=20, test_size=5),
-        MultipleChoice(train_size=20, test_size=5, mode="lenient"),
-        MultipleChoice(train_size=20, test_size=5, mode="line"),
-        SlidingPuzzle(train_size=20, test_size=5),
-        StructuredOutput(train_size=20, test_size=5),
-        ReasoningGym(dataset="chain_sum", train_size=10, test_size=5),
-        ReasoningGym(dataset="countdown", train_size=10, test_size=5, answer="boxed"),
-        ReasoningGym(dataset="letter_counting", train_size=10, test_size=5, answer="last_line"),
-    ],
-    ids=lambda taskset: type(taskset).__name__,
-)
+COUNTDOWN = ReasoningGym(dataset="countdown", train_size=10, test_size=5, answer="boxed")
+
+
+@pytest.mark.parametrize("taskset", [*BUILT_IN, COUNTDOWN], ids=lambda taskset: type(taskset).__name__)
 def test_the_built_in_task_sets_grade_their_cases_correctly(taskset: TaskSet) -> None:
     graded = asyncio.run(validate(taskset, 6))
     assert not wrong(graded)
