@@ -15,11 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from whet.base.errors import WhetError
 from whet.cluster.base import RankInfo
 from whet.parallel.config import ParallelConfig
+
+try:
+    from torch.distributed import set_timeout  # type: ignore[attr-defined]
+except ImportError:  # before torch 2.14
+    from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
 
 T = TypeVar("T")
 R = TypeVar("R", bound="Ranks")
@@ -153,7 +157,7 @@ def arrange(
     work = (config.replicas * config.fsdp, config.context, config.pipeline, config.tensor)
     working = DeviceMesh(where, numbers.view(work), mesh_dim_names=("data", "context", "pipeline", "tensor"))
     for group in working.get_all_groups():
-        _set_pg_timeout(timeout, group)
+        set_timeout(timeout, group)
     groups = (working.get_group("context"), working.get_group("pipeline"), messages, background)
     return kind(config, info, device, parameters, *groups, owns, timeout)
 
@@ -165,7 +169,7 @@ def _mesh(where: str, ranks: Tensor, names: tuple[str, ...], timeout: timedelta)
     kept_names = [names[dim] for dim in kept]
     mesh = DeviceMesh(where, ranks.view([ranks.shape[dim] for dim in kept]), mesh_dim_names=tuple(kept_names))
     for group in mesh.get_all_groups():
-        _set_pg_timeout(timeout, group)  # a mesh creates its groups with torch's default timeout
+        set_timeout(timeout, group)  # a mesh creates its groups with torch's default timeout
     return mesh[tuple(name for name in kept_names if name != "pipeline")]  # other stages have other parameters
 
 
