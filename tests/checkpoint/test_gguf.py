@@ -127,6 +127,7 @@ def test_a_run_is_exported_as_one_file(tmp_path: Path) -> None:
     run, expected = make_run(tmp_path, tiny_llama(), LoraSettings(rank=4))
     done = whet("export", str(run), "--out", str(tmp_path / "out"), "--gguf", "f16")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"written: {tmp_path / 'out' / 'model-f16.gguf'}\n")
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == ["README.md", "lineage.json", "model-f16.gguf"]
     assert "llama-server -m model-f16.gguf" in (tmp_path / "out" / "README.md").read_text()

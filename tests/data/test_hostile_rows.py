@@ -5,6 +5,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,24 @@ def test_a_field_of_the_file_does_not_override_the_column_that_was_named(tmp_pat
     lines[1] = '{"question": "right", "prompt": "wrong", "completion": "c"}'
     groups = read(tmp_path, "supervised", *lines, columns={"prompt": "question"})
     assert [group.task.prompt[0]["content"] for group in groups] == ["right", "right"]
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "message"),
+    [
+        (
+            '{"question": "q", "completion": "c"}',
+            "questoin",
+            "columns.prompt = 'questoin' is not a column of this row (question, completion). Did you mean 'question'?",
+        ),
+        ('{"question": 7, "completion": "c"}', "question", "field 'prompt' (column 'question') must be"),
+    ],
+)
+def test_a_wrong_renamed_column_is_named_as_the_file_names_it(
+    tmp_path: Path, line: str, column: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        read(tmp_path, "supervised", line, columns={"prompt": column})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -79,7 +79,9 @@ def evaluate(
         _show_rows(f"{target}: {values['n']:.0f} rows of the {evaluated} split", values, as_json)
         return
     if not on and _is_model(target):
-        raise ConfigError(f"{target} is a model, and a model has no tasks: name sets, as in --on gsm8k")
+        local = "/" not in target or _is_url(target) or Path(target).exists()
+        what = f"{target} is a model" if local else f"there is no folder {target} here, so it is a model of the Hub"
+        raise ConfigError(f"{what}, and a model has no tasks: name sets, as in --on gsm8k")
     settings = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update=changes)})
     config = settings.evaluation
     if config.samples > 1 and config.temperature == 0:

@@ -57,7 +57,8 @@ def export(
 
     which = int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step)
     exported = write(folder, out, which, adapter_only=adapter, dtype=dtype, gguf=gguf, force=force)
-    print(f"written: {out}")
+    files = sorted(out.glob("*.gguf")) if gguf else []
+    print(f"written: {files[0] if files else out}")
     if name is not None:
         print(f"registered: {PREFIX}{register(name, out, exported.lineage.outputs)}")
     if push is not None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from whet.base.errors import DataError
+from whet.config.nearest import did_you_mean
 from whet.data.files import is_text_table, iterate_file
 from whet.data.values import without_nulls
 from whet.fetch.dataset import fetch_rows
@@ -68,13 +69,15 @@ class Row(BaseModel):
         return self._given
 
     @classmethod
-    def of(cls, where: str, values: Mapping[str, Any], as_texts: bool = False) -> Self:
-        """Return the row at ``where``. With ``as_texts``, numbers and truth values are read from texts. Raises
-        ``DataError`` naming the first field that is wrong."""
+    def of(
+        cls, where: str, values: Mapping[str, Any], as_texts: bool = False, columns: Mapping[str, str] | None = None
+    ) -> Self:
+        """Return the row at ``where``. With ``as_texts``, numbers and truth values are read from texts. ``columns``:
+        the column that each renamed field comes from. Raises ``DataError`` naming the first field that is wrong."""
         try:
             row = cls.model_validate(dict(values), strict=False if as_texts else None)
         except ValidationError as error:
-            raise DataError(f"{where}: {_problem(error, values)}") from None
+            raise DataError(f"{where}: {_problem(error, values, columns or {})}") from None
         row._where, row._given = where, dict(values)
         return row
 
@@ -90,7 +93,7 @@ def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None
 
     Raises ``DataError`` for a file that can't be read, and for the first wrong row.
     """
-    return [kind.of(*placed) for placed in placed_rows(path, columns, nan_is_null)]
+    return [kind.of(*placed, columns) for placed in placed_rows(path, columns, nan_is_null)]
 
 
 def placed_rows(
@@ -123,7 +126,16 @@ def missing(name: str, fields: Collection[str]) -> str:
     return f"field {name!r} is missing (fields of this row: {', '.join(fields) or 'none'}{rename})"
 
 
-def _problem(error: ValidationError, values: Mapping[str, Any]) -> str:
+def _problem(error: ValidationError, values: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    text = _text(error, values, columns)
+    for name, column in columns.items():
+        if f"field {name!r} is missing" in text:
+            here = ", ".join(values) or "none"
+            return f"columns.{name} = {column!r} is not a column of this row ({here}).{did_you_mean(column, values)}"
+    return text
+
+
+def _text(error: ValidationError, values: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     detail = error.errors(include_url=False)[0]
     what = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else _WRONG.get(detail["type"], detail["msg"])
     if not detail["loc"]:  # of the row as a whole
@@ -133,4 +145,5 @@ def _problem(error: ValidationError, values: Mapping[str, Any]) -> str:
     if detail["type"] == "missing":
         return missing(name, values)
     shown = json.dumps(detail["input"], default=str)
-    return f"field {name!r} {what}, not {shown[:80]}{'...' if len(shown) > 80 else ''}"
+    column = f" (column {columns[str(first)]!r})" if first in columns else ""
+    return f"field {name!r}{column} {what}, not {shown[:80]}{'...' if len(shown) > 80 else ''}"

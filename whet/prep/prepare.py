@@ -133,7 +133,7 @@ def _read(
                 break
             tally.read += 1
             try:
-                row = rows.kind.of(where, values, as_texts)
+                row = rows.kind.of(where, values, as_texts, rows.columns)
                 reason = _outside(source.where, where, values)
                 if changed := change(where, output := row.output()):
                     row = rows.kind.of(where, output)
