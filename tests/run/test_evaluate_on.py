@@ -220,7 +220,7 @@ def test_wrong_words_are_refused(
         ((endpoint.url, "--on", "gsm8k"), f"serves a, b; name one: {endpoint.url}#MODEL"),
         (("http://127.0.0.1:9/v1", "--on", "gsm8k"), "can't be read"),
         ((tiny_model,), "is a model, and a model has no tasks: name sets, as in --on gsm8k"),
-        (("acme/model",), "there is no folder acme/model here, so it is a model of the Hub, and a model has no tasks"),
+        (("acme/model",), "acme/model is not a folder here, so it names a model of the Hub, and a model has no tasks"),
         ((tiny_model, "--on", "gms8k"), "Did you mean 'gsm8k'?"),
         ((tiny_model, "--on", "aime24"), "its rows must lie in"),
         ((tiny_model, "--on", "gsm8k", "--samples", "4"), "add --temperature 1"),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 class Exported:
     """The result of an export."""
 
+    path: Path  # the folder, or the GGUF file in it
     step: int  # of the checkpoint
     lineage: Record
 
@@ -86,7 +87,7 @@ def export(
         lineage = with_files(lineage, staging)
         lineage.write(staging)
     note_export(run, out)
-    return Exported(checkpoint.step, lineage)
+    return Exported(out / _gguf_name(gguf) if gguf else out, checkpoint.step, lineage)
 
 
 def _check_gguf(run: Path, config: "ModelConfig", other: bool, dtype: FileDtype | None) -> None:
@@ -101,10 +102,14 @@ def _check_gguf(run: Path, config: "ModelConfig", other: bool, dtype: FileDtype 
     check_gguf(load_model_config(config))
 
 
+def _gguf_name(kind: GgufType) -> str:
+    return f"model-{kind}.gguf"
+
+
 def _replace_by_gguf(staging: Path, kind: GgufType, name: str) -> None:
     """Replace transformers' files, in full precision, by one GGUF file."""
     files = list(staging.iterdir())
-    write_gguf(staging, staging / f"model-{kind}.gguf", kind, name)
+    write_gguf(staging, staging / _gguf_name(kind), kind, name)
     for file in files:
         remove(file)
 

@@ -1,6 +1,5 @@
 """``whet eval``: scores runs, models and endpoints on a recipe's tasks or on benchmarks."""
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from whet.run.recipe import Recipe
     from whet.run.scores import Report
 
-_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(?<!\.yaml)(?<!\.yml)")  # of the Hugging Face Hub
 _FOR_MODELS = (
     "sampling.max_prompt_tokens=2048",
     "sampling.max_new_tokens=2048",
@@ -79,8 +77,11 @@ def evaluate(
         _show_rows(f"{target}: {values['n']:.0f} rows of the {evaluated} split", values, as_json)
         return
     if not on and _is_model(target):
-        local = "/" not in target or _is_url(target) or Path(target).exists()
-        what = f"{target} is a model" if local else f"there is no folder {target} here, so it is a model of the Hub"
+        what = (
+            f"{target} is not a folder here, so it names a model of the Hub"
+            if _on_hub(target)
+            else f"{target} is a model"
+        )
         raise ConfigError(f"{what}, and a model has no tasks: name sets, as in --on gsm8k")
     settings = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update=changes)})
     config = settings.evaluation
@@ -139,13 +140,14 @@ def _is_model(name: str) -> bool:
     """Return whether a target is a model, not a run or a recipe."""
     from whet.fetch.smollm2 import NAME
 
-    here = Path(name)
-    return (
-        name == NAME
-        or _is_url(name)
-        or (here / "config.json").is_file()
-        or (not here.exists() and bool(_MODEL_ID.fullmatch(name)))
-    )
+    return name == NAME or _is_url(name) or (Path(name) / "config.json").is_file() or _on_hub(name)
+
+
+def _on_hub(name: str) -> bool:
+    """Return whether a target can only be a model of the Hugging Face Hub."""
+    from whet.config.loading import MODEL_ID
+
+    return not Path(name).exists() and bool(MODEL_ID.fullmatch(name))
 
 
 def _settings(target: str, overrides: list[str], on_sets: bool) -> "Recipe":

@@ -57,8 +57,7 @@ def export(
 
     which = int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step)
     exported = write(folder, out, which, adapter_only=adapter, dtype=dtype, gguf=gguf, force=force)
-    files = sorted(out.glob("*.gguf")) if gguf else []
-    print(f"written: {files[0] if files else out}")
+    print(f"written: {exported.path}")
     if name is not None:
         print(f"registered: {PREFIX}{register(name, out, exported.lineage.outputs)}")
     if push is not None:

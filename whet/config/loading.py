@@ -31,7 +31,7 @@ C_co = TypeVar("C_co", bound=Config, covariant=True)
 RECIPES = Path(whet.__file__).parent / "recipes"
 """The folder of the recipes that come with the package."""
 
-_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(?<!\.yaml)(?<!\.yml)")  # of the Hugging Face Hub
+MODEL_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(?<!\.yaml)(?<!\.yml)")  # of the Hugging Face Hub
 _MOST_BYTES = 1_000_000
 
 
@@ -122,7 +122,7 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
         if path.stem in recipe_names(search) and not path.is_dir() and str(path.parent) == ".":
             message = f"there is no such file; the built-in recipe is called {path.stem}, without .yaml"
             raise RecipeError([ConfigIssue("", str(source), message)])
-        if _MODEL_ID.fullmatch(str(source)) and not path.parent.is_dir():
+        if MODEL_ID.fullmatch(str(source)) and not path.parent.is_dir():
             message = f"there is no such file or run folder. A model is a setting of a recipe: RECIPE model={source}"
             raise RecipeError([ConfigIssue("", str(source), message)])
         what = "is a folder without a recipe.yaml" if path.is_dir() else "there is no such file or run folder"
