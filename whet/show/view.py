@@ -52,7 +52,10 @@ def view(
     if step is None:
         steps = rollout_steps(run)
         if not steps:
-            raise DataError(f"no rollouts in {run / 'rollouts'}: the run has not sampled yet, or recording is off")
+            raise DataError(
+                f"no rollouts in {run / 'rollouts'}: the run learns from rows, has not sampled yet or does not record "
+                f"its rollouts; its curves: whet watch {run}"
+            )
         step = steps[-1]
     everything = list(read_rollouts(run, step))
     chosen = select(everything, sort, only)[:n]
