@@ -49,7 +49,7 @@ def test_a_difference_deepens_the_colour():
 
 
 def test_a_folder_without_rollouts_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="no rollouts.*learns from rows.*whet watch"):
+    with pytest.raises(DataError, match=r"no rollouts.*learns from rows.*whet watch"):
         view(tmp_path)
 
 
