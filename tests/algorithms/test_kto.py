@@ -47,7 +47,7 @@ def ring(groups: list[Group]) -> list[tuple[list[int], list[int]]]:
     spans = [row.trajectories[0].spans for row in rows]
     longest = max(len(prompt.tokens) + len(reply.tokens) for prompt, reply in spans)
     return [
-        (mine[0].tokens, other[1].tokens[: longest - len(mine[0].tokens)])
+        (list(mine[0].tokens), list(other[1].tokens[: longest - len(mine[0].tokens)]))
         for mine, other in zip(spans, spans[1:] + spans[:1], strict=True)
     ]
 
@@ -82,7 +82,7 @@ def test_each_reply_stands_after_another_prompt_and_only_it_trains() -> None:
         trained = batch.trained[path]
         found.append((batch.tokens[path][~trained].tolist(), batch.tokens[path][trained].tolist()))
     assert found == ring(groups)
-    own = {tuple(g.trajectories[0].spans[0].tokens): g.trajectories[0].spans[1].tokens for g in groups}
+    own = {tuple(g.trajectories[0].spans[0].tokens): list(g.trajectories[0].spans[1].tokens) for g in groups}
     assert all(own[tuple(prompt)][: len(reply)] != reply for prompt, reply in found)
 
 

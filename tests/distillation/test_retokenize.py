@@ -153,7 +153,7 @@ def test_a_conversation_is_retold_in_the_teachers_own_form(closed: bool, first: 
 
 def test_what_the_other_tokenizer_can_not_write_is_one_span() -> None:
     trajectory, renderer = conversation()
-    trajectory.spans[1].tokens[:] = [*encode("bytes", "More Words"), renderer.end_of_turn]
+    trajectory.spans[1].tokens = [*encode("bytes", "More Words"), renderer.end_of_turn]
     made = retokenize(trajectory, tokenizer("bytes"), Renderer(lowercase_tokenizer()), "g")
     assert made.unlike == 1
     assert made.ours[:11] == [0] * 10 + [1], "the words, then the end of the turn"
@@ -163,7 +163,7 @@ def test_what_the_other_tokenizer_can_not_write_is_one_span() -> None:
 def test_special_tokens_inside_a_reply_are_text_to_the_other_tokenizer() -> None:
     trajectory, renderer = conversation()
     start = tokenizer("bytes").convert_tokens_to_ids("<|im_start|>")
-    trajectory.spans[3].tokens[:] = [*encode("bytes", "a"), start, *encode("bytes", "b"), renderer.end_of_turn]
+    trajectory.spans[3].tokens = [*encode("bytes", "a"), start, *encode("bytes", "b"), renderer.end_of_turn]
     made = retokenize(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "g")
     last = made.trajectory.spans[3].tokens
     assert decode("bpe")(last) == "a<|im_start|>b</s>"
@@ -174,9 +174,9 @@ def test_special_tokens_inside_a_reply_are_text_to_the_other_tokenizer() -> None
 @pytest.mark.parametrize("tokens", [[], [258], [258, 256]], ids=["nothing", "an end", "two ends"])
 def test_an_empty_answer_has_no_text_to_share(tokens: list[int]) -> None:
     trajectory, _ = conversation()
-    trajectory.spans[1].tokens[:] = tokens
+    trajectory.spans[1].tokens = tokens
     made = retokenize(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "g")
-    assert made.trajectory.spans[1].tokens == ([0] if tokens else [])
+    assert list(made.trajectory.spans[1].tokens) == ([0] if tokens else [])
     assert made.ours[: len(tokens)] == [0] * len(tokens)
     assert set(made.ours) == set(made.theirs) == set(range(made.spans))
 
@@ -186,7 +186,7 @@ def test_a_reply_whose_thoughts_a_budget_ended_is_one_reply_beside_worked_exampl
     first = trajectory.spans[1]
     thought = [Span(encode("bytes", "hm"), True, [-1.0] * 2), Span(encode("bytes", "\n</think>\n\n"), False)]
     trajectory.spans[1:2] = [*thought, Span(first.tokens, True, [-1.0] * len(first.tokens))]
-    trajectory.spans[0].tokens += encode("bytes", "<think>\n")
+    trajectory.spans[0].tokens = [*trajectory.spans[0].tokens, *encode("bytes", "<think>\n")]
     made = retokenize(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "g")
     assert [span.trained for span in made.trajectory.spans] == [False, True, False, True, False, True]
     assert decode("bpe")(made.trajectory.tokens).endswith(

@@ -54,7 +54,7 @@ class Scripted:
             self.sampling -= 1
         text = RENDERER.encode_text(self.answer(RENDERER.decode(prompt)))
         tokens = [*text, RENDERER.stop_token_ids[0]][: params.max_new_tokens]
-        logprobs = [-0.5 - i / 10 for i in range(len(tokens))]
+        logprobs = [-0.5 - i / 8 for i in range(len(tokens))]
         return Completion(tokens, logprobs, (3, 3), "stop" if len(tokens) > len(text) else "length", cached=2)
 
 

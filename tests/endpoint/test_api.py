@@ -61,14 +61,14 @@ def test_token_ids_and_log_probs_are_returned_on_request() -> None:
         )
         message: Any = completion.choices[0].message
         [branch] = at.recording.trajectories
-        assert message.prompt_token_ids == branch.spans[0].tokens
-        assert message.generation_token_ids == branch.spans[1].tokens
-        assert message.generation_log_probs == branch.spans[1].logprobs
+        assert message.prompt_token_ids == list(branch.spans[0].tokens)
+        assert message.generation_token_ids == list(branch.spans[1].tokens)
+        assert message.generation_log_probs == list(branch.spans[1].logprobs or ())
         scored = completion.choices[0].logprobs
         assert scored is not None
         assert scored.content is not None
         assert [entry.token for entry in scored.content] == [f"token_id:{token}" for token in branch.spans[1].tokens]
-        assert [entry.logprob for entry in scored.content] == branch.spans[1].logprobs
+        assert [entry.logprob for entry in scored.content] == list(branch.spans[1].logprobs or ())
         plain = (await at.chat("hi")).json()["choices"][0]
         assert set(plain["message"]) == {"role", "content"}
         assert plain["logprobs"] is None
@@ -310,7 +310,7 @@ def test_contents_may_be_parts_in_both_apis() -> None:
         await at.openai.responses.create(model="m", input=items)
         assert at.recording.trajectories[-1].messages[2]["content"] == parts["content"]
         tokens = [span.tokens for branch in at.recording.trajectories for span in branch.spans]
-        assert tokens[0] == RENDERER.render_prompt([user("ab")])
+        assert list(tokens[0]) == RENDERER.render_prompt([user("ab")])
 
     run("hello", ask)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def test_only_the_last_token_of_a_line_lacks_its_experts(sampled: list[Group]) -
 
 
 def test_groups_keep_their_experts_on_the_way_through_json(sampled: list[Group]) -> None:
-    saved = json.loads(json.dumps([asdict(episode) for episode in sampled[0].episodes]))
+    saved = json.loads(json.dumps([episode.to_json() for episode in sampled[0].episodes]))
     assert [Episode.from_json(one) for one in saved] == sampled[0].episodes
 
 

@@ -1,8 +1,9 @@
 """Lays out groups as a forest of segments, in which common prefixes are shared, and builds a ``Batch``'s columns."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, repeat, takewhile
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class _Sequence:
     uid: str
     episode: int
     trajectory: Trajectory
-    leading: list[int]  # the tokens before the first trained one, which may be shared
+    leading: "array[int]"  # the tokens before the first trained one, which may be shared
 
 
 def columns_of(groups: Sequence[Group], share_prompts: bool) -> dict[str, Any]:
@@ -60,12 +61,14 @@ def predictors(start: Tensor, length: Tensor, parent: Tensor) -> Tensor:
     return predictor
 
 
-def common_prefix(lists: Sequence[list[int]]) -> list[int]:
-    """Return the longest common prefix of the lists."""
-    if not lists:
-        return []
-    low, high = min(lists), max(lists)  # a common prefix of the smallest and largest list is a prefix of all
-    return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(low, high, strict=False))]
+def common_prefix(arrays: "Sequence[array[int]]") -> "array[int]":
+    """Return the longest common prefix of the arrays."""
+    if not arrays:
+        return array("i")
+    low, high = min(arrays), max(arrays)  # a common prefix of the smallest and largest array is a prefix of all
+    length = min(len(low), len(high))
+    differ = np.asarray(low)[:length] != np.asarray(high)[:length]
+    return low[: int(differ.argmax()) if differ.any() else length]
 
 
 class _Forest:
@@ -89,8 +92,9 @@ class _Forest:
                 raise DataError(f"group {group.uid!r} has a failed episode ({episode.error}); drop or retry it first")
             self.turns |= any(span.reward for span in [span for span in episode.spans if span.trained][:-1])
             for branch in episode.branches_or_empty:
-                leading = takewhile(lambda span: not span.trained, branch.spans)
-                tokens = list(chain.from_iterable(span.tokens for span in leading))
+                tokens = array("i")
+                for span in takewhile(lambda span: not span.trained, branch.spans):
+                    tokens.extend(span.tokens)
                 number = len(self.sequences)
                 self.sequences.append(_Sequence(number, index, group.uid, len(self.episodes), branch, tokens))
                 with_tokens += self.sequences[-1:] if episode.branches else []
@@ -113,7 +117,7 @@ class _Forest:
             else:
                 self.add_unshared(subset[0], parent, depth)
 
-    def add_shared(self, tokens: list[int], parent: int, first: _Sequence, depth: int) -> int:
+    def add_shared(self, tokens: Sequence[int], parent: int, first: _Sequence, depth: int) -> int:
         """Add a shared segment: the tokens of ``first``, and of other sequences, from ``depth``. The expert ids are
         taken from ``first``."""
         self.pieces.append(Span(tokens, False, experts=_experts_of(first, depth, depth + len(tokens))))
@@ -152,15 +156,17 @@ class _Forest:
         counts = _whole([len(piece.tokens) for piece in self.pieces])
         trained = torch.tensor([piece.trained for piece in self.pieces], dtype=torch.bool).repeat_interleave(counts)
         trained[start[parent < 0]] = False  # nothing predicts the first token of a root
-        turn_rewards = torch.zeros(len(trained), dtype=torch.float64)
-        turn_rewards[counts.cumsum(0) - 1] = _numbers([piece.reward for piece in self.pieces])
-        logprobs = (piece.logprobs or repeat(0.0, len(piece.tokens)) for piece in self.pieces)
+        turn_rewards = None
+        if self.turns:
+            turn_rewards = torch.zeros(len(trained), dtype=torch.float64)
+            turn_rewards[counts.cumsum(0) - 1] = _numbers([piece.reward for piece in self.pieces])
+        logprobs = [piece.logprobs for piece in self.pieces]
         experts = experts_per_token(self.pieces)
         episodes = [self.episodes[sequence.episode] for sequence in self.sequences]
         before = [_replies_before(sequence.trajectory) for sequence in self.sequences]
         names = dict.fromkeys(name for episode in episodes for name in episode.scores)
         return {
-            "tokens": _joined((piece.tokens for piece in self.pieces), np.int64, len(trained)),
+            "tokens": _joined([piece.tokens for piece in self.pieces], torch.long, counts),
             "position": concat_aranges(_whole(self.position), length),
             "predictor": predictors(start, length, parent),
             "sequence": _whole(self.sequence).repeat_interleave(length),
@@ -172,10 +178,10 @@ class _Forest:
             "reward": _numbers([episode.reward for episode in episodes]),
             "truncated": torch.tensor([episode.status is Status.TRUNCATED for episode in episodes], dtype=torch.bool),
             "scores": {name: _numbers([_score(episode, name) for episode in episodes]) for name in names},
-            "turn_rewards": turn_rewards if self.turns else None,
+            "turn_rewards": turn_rewards,
             "replies_before": _whole(before) if any(before) else None,
             "experts": None if experts is None else torch.from_numpy(experts),
-            "rollout_logprobs": _joined(logprobs, np.float32, len(trained)) if self.sampled else None,
+            "rollout_logprobs": _joined(logprobs, torch.float32, counts) if self.sampled else None,
         }
 
 
@@ -207,5 +213,11 @@ def _numbers(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _joined(pieces: Iterable[Iterable[float]], kind: type[np.generic], size: int) -> Tensor:
-    return torch.from_numpy(np.fromiter(chain.from_iterable(pieces), kind, size))
+def _joined(pieces: Iterable[Sequence[float] | None], dtype: "torch.dtype", counts: Tensor) -> Tensor:
+    """Return the numbers of all pieces in one tensor, 0 for a piece that is None. [pieces] -> [sum of counts]"""
+    result = torch.zeros(int(counts.sum()), dtype=dtype)
+    into = result.numpy()
+    for piece, end, count in zip(pieces, counts.cumsum(0).tolist(), counts.tolist(), strict=True):
+        if piece is not None:
+            into[end - count : end] = piece
+    return result

@@ -6,7 +6,9 @@ a second conversation in parallel, produces several. A row for supervised fine-t
 pair a group of two, and GRPO's samples a group of G, so every objective reads the same columns.
 """
 
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -72,14 +74,20 @@ class Task:
 
 @dataclass(slots=True)
 class Span:
-    """The tokens that one message adds to a trajectory."""
+    """The tokens that one message adds to a trajectory. Tokens and log-probs are kept as 32-bit numbers: 8 bytes for a
+    token, where lists of Python numbers take 76."""
 
-    tokens: list[int]
+    tokens: Sequence[int]
     trained: bool
-    logprobs: list[float] | None = None  # [len(tokens)]; present exactly if the policy sampled the tokens
+    logprobs: Sequence[float] | None = None  # [len(tokens)]; present exactly if the policy sampled the tokens
     versions: tuple[int, int] | None = None  # oldest and newest weights that sampled the tokens
     reward: float = 0.0  # the environment's reward for this reply, included in the episode's
     experts: str | None = None  # the generator's expert ids, if recorded; see whet.core.expert_ids
+
+    def __post_init__(self) -> None:
+        self.tokens = array("i", self.tokens)
+        if self.logprobs is not None:
+            self.logprobs = array("f", self.logprobs)
 
 
 @dataclass(slots=True)
@@ -125,9 +133,13 @@ class Episode:
     limit: str | None = None  # the exhausted budget, if TRUNCATED
     error: str | None = None  # the reason, if FAILED
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the episode as values that JSON can hold."""
+        return asdict(self, dict_factory=_with_lists)
+
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Episode":
-        """Return the episode that ``dataclasses.asdict`` saved, with or without a round trip through JSON."""
+        """Return the episode that ``to_json`` saved, with or without a round trip through JSON."""
 
         def span(saved: dict[str, Any]) -> Span:
             return Span(**(saved | {"versions": saved["versions"] and tuple(saved["versions"])}))
@@ -172,3 +184,7 @@ class Group:
     def trajectories(self) -> list[Trajectory]:
         """The branches of all episodes, in the order of a batch's sequences."""
         return [branch for episode in self.episodes for branch in episode.branches_or_empty]
+
+
+def _with_lists(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value.tolist() if isinstance(value, array) else value for name, value in items}

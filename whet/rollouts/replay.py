@@ -18,7 +18,11 @@ _FOLDER = "groups"  # in the run folder
 
 def keep_groups(folder: Path, step: int, groups: list[Group]) -> None:
     """Write the groups of a step: tokens, log-probs, rewards, versions."""
-    write_atomically(_path(folder, step), json.dumps([asdict(group) for group in groups]))
+    write_atomically(_path(folder, step), json.dumps([_saved(group) for group in groups]))
+
+
+def _saved(group: Group) -> dict[str, Any]:
+    return {"uid": group.uid, "task": asdict(group.task), "episodes": [episode.to_json() for episode in group.episodes]}
 
 
 def kept_groups(folder: Path, step: int) -> list[Group]:

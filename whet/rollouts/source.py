@@ -24,7 +24,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from whet.base.closing import cancel_all
@@ -182,7 +182,7 @@ class RolloutSource:
         pending = []
         for ticket in self._tickets:
             saved: dict[str, Any] = {"number": ticket.number, "task": ticket.task, "version": ticket.version}
-            episodes = None if ticket.group is None else [asdict(episode) for episode in ticket.group.episodes]
+            episodes = None if ticket.group is None else [episode.to_json() for episode in ticket.group.episodes]
             pending.append(saved | {"epoch": ticket.epoch, "episodes": episodes})
         name, position = self._position
         state = {name: position.state(), "next_ticket": self._next_ticket, "pending": pending}
