@@ -8,7 +8,6 @@ result = whet.start("quickstart", "steps=5", data=MyTasks())                    
 
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from whet.base.errors import ConfigError, WhetError
+from whet.base.scratch import Scratch
 from whet.config import ConfigIssue, RecipeError, load
 from whet.config.component import importing
 from whet.config.tree import DEFAULT
@@ -132,8 +132,8 @@ def train(
     settings = {_SHORT.get(key, key): value for key, value in settings.items()}
     sections = {key: value for key, value in settings.items() if not _is_plain(value)}
     plain = [f"{key}={json.dumps(settings[key])}" for key in sorted(settings.keys() - sections)]
-    with tempfile.TemporaryDirectory(prefix="whet-") as scratch:
-        written = Path(scratch) / "train.yaml"
+    with Scratch("recipe") as scratch:
+        written = scratch / "train.yaml"
         written.write_text(json.dumps(base), encoding="utf-8")  # JSON is YAML
         value = read(written, *plain, *overrides, **sections)
     check_models(value)

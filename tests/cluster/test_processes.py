@@ -1,10 +1,10 @@
 """Workers in processes keep the contract, and their faults are named and handled."""
 
 import asyncio
-import gc
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -29,7 +29,11 @@ class TestProcessCluster(ClusterContract, FaultContract):
 
 
 @pytest.mark.parametrize("state", ["idle", "busy", "frozen"])
-def test_workers_end_when_their_parent_is_killed(state: str) -> None:
+def test_workers_end_when_their_parent_is_killed_and_the_next_start_removes_its_folder(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # read again
     script = f"""
         import asyncio, os, signal
         from tests.contracts.cluster_contract import Counter, CounterConfig
@@ -43,18 +47,38 @@ def test_workers_end_when_their_parent_is_killed(state: str) -> None:
             if "{state}" == "frozen":
                 os.kill(pids[0], signal.SIGSTOP)
             await asyncio.sleep(0.3)
-            print(*pids, flush=True)
+            print(group._ranks[0]._link._meeting[1].path, *pids, flush=True)
             await asyncio.sleep(600)
 
         asyncio.run(main())
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        pids = [int(word) for word in parent.stdout.readline().split()]
+        store, *words = parent.stdout.readline().split()
+        pids = [int(word) for word in words]
         assert len(pids) == 2
         assert all(map(alive, pids))
         parent.send_signal(signal.SIGKILL)
     assert eventually(lambda: not any(map(alive, pids)))
+    (left,) = tmp_path.iterdir()
+    assert left == Path(store).parent
+
+    async def start_and_close() -> None:
+        group = ProcessCluster().launch(Unable, CounterConfig(), Placement(ranks=2))
+        with pytest.raises(ValueError, match="unable"):
+            await group.call("thread")
+        assert left not in tmp_path.iterdir()
+        await group.close()
+
+    asyncio.run(start_and_close())
+    assert not list(tmp_path.iterdir())
+
+
+class Unable(Counter):
+    """A worker that can't be built."""
+
+    def __init__(self, config: CounterConfig, info: RankInfo) -> None:
+        raise ValueError("unable")
 
 
 def test_a_worker_that_no_other_process_can_import_is_refused() -> None:
@@ -111,5 +135,4 @@ def test_ranks_of_a_machine_meet_in_a_file_that_only_this_user_can_open() -> Non
 
     (first, file), (second, _) = asyncio.run(run())
     assert (first, second) == (2.0, 2.0)
-    gc.collect()
     assert not Path(file).parent.exists()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ import pytest
 
 from tests.cluster.workers import alive
 from tests.contracts.fault_contract import eventually
+from whet.cluster import ray_connection
 
 pytestmark = [
     pytest.mark.slow,
@@ -138,3 +140,14 @@ def test_no_process_is_left_when_the_run_is_killed_not_even_a_frozen_worker(cont
     assert eventually(
         lambda: not any(map(alive, started)), 150.0
     )  # Ray's agents check on their parent only periodically
+
+
+@pytest.mark.parametrize("parent", ["/a/folder/of-17-ch", "/a/folder/of-18-chr"])
+def test_its_sockets_have_paths_that_the_system_allows(parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = list[tuple[str, Path | None]]()
+    monkeypatch.setattr(ray_connection, "Scratch", lambda *arguments: created.append(arguments))
+    monkeypatch.setattr(tempfile, "tempdir", parent)
+    ray_connection._private_folder()
+    ((purpose, within),) = created
+    folder = f"{within or parent}/whet-tmp-{purpose}-12345678"
+    assert len(f"{folder}/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store") <= 107

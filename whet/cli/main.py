@@ -19,6 +19,7 @@ from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
 from whet.base.escaping import escape_controls
 from whet.base.files import write_atomically
+from whet.base.scratch import remove_scratch
 from whet.cli import (
     attack,
     audit,
@@ -120,6 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
     with suppress(OSError):
         sys.stderr.flush()
     if abandoned_threads or (code == INTERRUPTED and threading.active_count() > 1):
+        remove_scratch()
         os._exit(code)  # running threads would delay or crash Python's normal exit
     sys.exit(code)
 

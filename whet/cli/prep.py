@@ -24,8 +24,8 @@ def prep(
 ) -> None:
     """Check, deduplicate and split rows of several sources. For example: whet prep blend.yaml --out prepared"""
     import sys
-    import tempfile
 
+    from whet.base.scratch import Scratch
     from whet.config import load
     from whet.prep.config import PrepConfig
     from whet.prep.prepare import prepare
@@ -33,8 +33,8 @@ def prep(
 
     config = load(PrepConfig, blend, overrides or []).value
     heartbeat = Heartbeat(f"{blend.stem}, into {out}", stream=sys.stderr if as_json else None)
-    with tempfile.TemporaryDirectory(prefix="whet-prep-") as scratch, heartbeat:
-        folder = Path(scratch) / "prepared" if dry_run else out
+    with Scratch("prep") as scratch, heartbeat:
+        folder = scratch / "prepared" if dry_run else out
         manifest = prepare(config, folder, sample=sample, force=force)
     if as_json:
         from dataclasses import asdict

@@ -54,7 +54,9 @@ class _Process:
 
     thread = None
 
-    def __init__(self, child: Child, start: tuple[type, Config, RankInfo], meeting: object) -> None:
+    def __init__(
+        self, child: Child, start: tuple[type, Config, RankInfo], meeting: tuple[Reservation, PrivateFile]
+    ) -> None:
         self._child, self._start, self._rank = child, packed(start), start[2].rank
         self._meeting = meeting  # keeps the rendezvous reserved while the worker lives
         self.where = f"pid {child.process.pid} on this machine"
@@ -67,6 +69,7 @@ class _Process:
 
     def end(self) -> None:
         self._child.kill()  # its close has already run
+        self._meeting[1].remove()
 
     def _exchange(self, request: Message) -> Any:
         try:

@@ -2,24 +2,25 @@
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from whet.base.errors import WhetError
 from whet.base.extras import missing
+from whet.base.scratch import Scratch
 from whet.processes.machine import environment
 
 _users = 0  # of the connection, which is shared by the process
 _ours = False
-_folder: str | None = None  # sockets and logs of a cluster that was started here
+_scratch: Scratch | None = None  # sockets and logs of a cluster that was started here
 
-_LONGEST_FOLDER = 40  # characters; Ray creates sockets below it, whose paths are limited to 107
+_LONGEST_FOLDER = 17  # characters; Ray creates sockets 90 characters below it, and their paths are limited to 107
 
 
 def connect(address: str | None) -> None:
@@ -28,16 +29,18 @@ def connect(address: str | None) -> None:
 
     Raises ``WhetError`` if Ray is not installed, or the cluster can't be reached or refuses access.
     """
-    global _users, _ours, _folder
+    global _users, _ours, _scratch
     try:
         if address is None:
-            folder = _private_folder()
-            with environment(_private()):  # other children of this process, such as graders, must not see the token
-                started = _init("local", include_dashboard=False, _temp_dir=f"{folder}/ray")
+            scratch = _private_folder()
+            try:
+                with environment(_private()):  # other children of this process, such as graders, must not see the token
+                    started = _init("local", include_dashboard=False, _temp_dir=f"{scratch.path}/ray")
+            except WhetError:
+                scratch.keep()  # its logs
+                raise
             if started:
-                _ours, _folder = True, folder
-            else:
-                shutil.rmtree(folder)
+                _ours, _scratch = True, scratch
         else:
             _ours |= _init(address)
     except ImportError as error:
@@ -50,21 +53,21 @@ def leave() -> None:
     ends with it."""
     import ray
 
-    global _users, _ours, _folder
+    global _users, _ours, _scratch
     _users -= 1
     if _ours and not _users:
         _ours = False
         ray.shutdown()
-        if _folder is not None:
-            shutil.rmtree(_folder, ignore_errors=True)
-            _folder = None
+        if _scratch is not None:
+            _scratch.remove()
+            _scratch = None
 
 
-def _private_folder() -> str:
+def _private_folder() -> Scratch:
     """Create a folder that only this user can access: Ray makes its subfolder world-writable, so other users could
     replace sockets."""
     parent = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="whet-ray-", dir=parent if len(parent) <= _LONGEST_FOLDER else "/tmp")
+    return Scratch("ray", None if len(parent) <= _LONGEST_FOLDER else Path("/tmp"))
 
 
 def has_gpus(address: str) -> bool:
@@ -104,7 +107,8 @@ def _init(address: str, **settings: Any) -> bool:
             "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH in this process too"
         )
         if address == "local":
-            problem, hint = "Ray could not start here", f"see the logs in {settings['_temp_dir']}/session_latest/logs"
+            logs = f"{settings['_temp_dir']}/session_latest/logs"
+            problem, hint = "Ray could not start here", f"see the logs in {logs}, which the next start removes"
         text = str(error).strip().partition("\n")[0]
         raise WhetError(f"{problem} ({type(error).__name__}: {text}); {hint}") from error
     return True

@@ -1,9 +1,8 @@
 """The rendezvous of the ranks of a group: a port that stays reserved until rank 0 listens on it, or a private file."""
 
 import socket
-import tempfile
-from pathlib import Path
 
+from whet.base.scratch import Scratch
 from whet.cluster.base import Placement, RankInfo
 
 LOOPBACK = "127.0.0.1"
@@ -36,11 +35,11 @@ class Reservation:
 
 class PrivateFile:
     """A file where the ranks of one machine meet. Only this user can open it, while any user of the machine could
-    connect to a port. Removed with this object."""
+    connect to a port. Removed by ``remove``, or with this object."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="whet-ranks-")  # mode 0700
-        self.path = str(Path(self._folder.name) / "store")
+        self._scratch = Scratch("ranks")
+        self.path, self.remove = str(self._scratch.path / "store"), self._scratch.remove
 
 
 def rank_infos(placement: Placement, rendezvous: str, store: str = "") -> list[RankInfo]:

@@ -3,16 +3,15 @@ published with all checks on, a few answers are sampled, and the learner scores 
 scoring finds the likely cause. Trains nothing and writes nothing.
 """
 
-import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from whet.base.closing import Closing
 from whet.base.errors import RefitError
+from whet.base.scratch import Scratch
 from whet.core.batch import Batch
 from whet.core.types import Distribution, Group
 from whet.losses.off_policy import MISMATCH, mismatch, mismatch_metrics
@@ -52,7 +51,7 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
     rollouts = recipe.rollouts.model_copy(update={"prompts_per_step": prompts, "max_staleness": 0})
     recipe = recipe.model_copy(update={"weights": weights, "rollouts": rollouts})
     async with Closing() as closing:
-        scratch = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="whet-doctor-")))
+        scratch = closing.enter_context(Scratch("doctor"))
         renderer = build_renderer(recipe)
         feed = SampledFeed(recipe, renderer, filters=())  # all answers, without reward filters
         closing.closes("the feed", feed.close)

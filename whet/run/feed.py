@@ -2,7 +2,6 @@
 has a source of groups, receives each new version of the weights, and evaluates; the loop treats both kinds alike."""
 
 import logging
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from whet.algorithms.base import OnlineAlgorithm
 from whet.base.closing import Closing
 from whet.base.errors import DataError, WhetError
 from whet.base.progress import PROGRESS
+from whet.base.scratch import Scratch
 from whet.chat.renderer import Renderer
 from whet.cluster.lease import Devices
 from whet.core.batch import Batch, ModelOutput
@@ -301,8 +301,8 @@ async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, f
     recipe, _ = await compute(decide, recipe)
     feed = RowsFeed(recipe, build_renderer(recipe))
     checkpoint = CheckpointStore(run / "checkpoints", recipe.checkpoints).load() if run is not None else None
-    with tempfile.TemporaryDirectory() as scratch:  # where learners would dump skipped steps
-        async with open_learners(recipe, Path(scratch)) as learners:
+    with Scratch("measure") as scratch:  # where learners would dump skipped steps
+        async with open_learners(recipe, scratch) as learners:
             if checkpoint is not None:
                 for role in recipe.algorithm.losses:
                     await learners[role].load(checkpoint.folder / role)

@@ -1,13 +1,13 @@
 """Buckets of weights in safetensors files: slower than shared memory, but needs only a folder that both sides can
 read."""
 
-import shutil
-import tempfile
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 from torch import Tensor
 
+from whet.base.scratch import Scratch
 from whet.weights.manifest import Manifest
 
 
@@ -16,28 +16,28 @@ class DiskWriter:
 
     def __init__(self, within: Path | None = None) -> None:
         self._within = within
-        self._folder: Path | None = None
+        self._scratch: Scratch | None = None
 
     def open(self, manifest: Manifest) -> tuple[str]:
         """Return a new folder."""
         self.close()
-        self._folder = Path(tempfile.mkdtemp(prefix="whet-weights-", dir=self._within))
-        return (str(self._folder),)
+        self._scratch = Scratch(f"weights-{socket.gethostname()}", self._within)
+        return (str(self._scratch.path),)
 
     def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> None:
         from safetensors.torch import save_file
 
-        assert self._folder is not None
-        save_file(_unshared(named), _file(self._folder, bucket))
-        _file(self._folder, bucket - 2).unlink(missing_ok=True)  # the engines have taken it
+        assert self._scratch is not None
+        save_file(_unshared(named), _file(self._scratch.path, bucket))
+        _file(self._scratch.path, bucket - 2).unlink(missing_ok=True)  # the engines have taken it
 
     def taken(self) -> None:
         self.close()
 
     def close(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
 
 
 class DiskReader:

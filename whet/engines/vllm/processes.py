@@ -8,17 +8,15 @@ in any way, a guard kills them (``guard.py``).
 import asyncio
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import psutil
 import torch
 
+from whet.base.scratch import Scratch
 from whet.engines.config import Deployment
 from whet.engines.vllm.config import CPU_CACHE_GIB, LORA_RANKS, VllmGeneratorConfig
 from whet.engines.vllm.guard import MARK, marked, start_guard
@@ -40,8 +38,9 @@ class VllmProcesses:
     def __init__(self, config: VllmGeneratorConfig, deployment: Deployment) -> None:
         self.config, self.deployment = config, deployment
         self.ids: list[int] = []
-        self.mark = f"whet-vllm-{uuid4().hex}"
-        self.folder = Path(tempfile.gettempdir()) / self.mark  # the model's config, and vLLM's temporary files
+        self.scratch = Scratch("vllm")  # for the model's config, and vLLM's temporary files
+        self.folder = self.scratch.path
+        self.mark = self.folder.name
         self.guard: subprocess.Popen[bytes] | None = None
         self._starting = False
 
@@ -61,7 +60,6 @@ class VllmProcesses:
 
     async def start(self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None") -> "AsyncLLM":
         """Return an engine with random weights. Takes 10 to 40 seconds; raises vLLM's errors."""
-        self.folder.mkdir(mode=0o700)
         _write(self.folder, model, tokenizer)
         self.guard = start_guard(self.mark)
         await asyncio.to_thread(self._import)
@@ -167,7 +165,7 @@ class VllmProcesses:
         if self.guard is not None and not remaining and not self._starting:
             self.guard.kill()
             self.guard.wait(_PATIENCE)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.scratch.remove()
 
     def _end(self, engine: "AsyncLLM | None") -> list[psutil.Process]:
         remaining = marked(self.mark) if self.guard is not None and engine is None else []
