@@ -69,6 +69,8 @@ def test_a_profile_changes_stages_and_adds_others(tmp_path: Path) -> None:
          "pipeline.yaml:6: stages.a.reward_model: base.model is a model; expected a reward model"),
         ("p: {type: prep, recipe: blend.yaml}\n  a: {type: train, recipe: dpo, data: p.train}",
          "pipeline.yaml:3: stages.a.data: p.train holds rows of messages; the recipe reads prompt, chosen, rejected"),
+        ("p: {type: prep, recipe: blend.yaml}\n  a: {type: train, recipe: grpo, data: p.train}",
+         "pipeline.yaml:3: stages.a.data: p.train holds rows of messages; the recipe reads prompt"),
         ("p: {type: prep, recipe: blend.yaml}\n  a: {type: train, recipe: sft, data: p.validation}",
          "pipeline.yaml:3: stages.a.data: stage 'p' has validation = 0, so it writes no validation rows"),
         ("base: {type: random_model}\n  a: {type: export, model: base.model}",

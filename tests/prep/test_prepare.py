@@ -1,5 +1,6 @@
 """Sources of rows become shards with a manifest: every row is accounted for, and a kill loses nothing."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from whet.config import RecipeError, load
 from whet.prep import prepare as module
 from whet.prep.config import PrepConfig
 from whet.prep.contamination import Contamination
-from whet.prep.duplicates import seen_before
+from whet.prep.duplicates import Keys, key_of, seen_before
 from whet.prep.manifest import FILE, Manifest
 from whet.prep.prepare import prepare
+from whet.tasks.functions import FunctionTasks
 
 Rows = list[dict[str, Any]]
 
@@ -105,11 +107,11 @@ def test_a_killed_preparation_continues_with_the_source_that_was_not_finished(
     whole = prepare(settings, tmp_path / "whole")
     read_rows, reads = module.placed_rows, list[str]()
 
-    def killed(path: str, *rest: Any) -> Any:
+    def killed(path: str, *rest: Any, **named: Any) -> Any:
         reads.append(Path(path).stem)
         if reads == ["a", "b"]:
             raise KeyboardInterrupt
-        return read_rows(path, *rest)
+        return read_rows(path, *rest, **named)
 
     monkeypatch.setattr(module, "placed_rows", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -188,11 +190,80 @@ def test_near_duplicates_are_dropped() -> None:
     words = [f"w{i}" for i in range(60)]
     text, near, far = " ".join(words), " ".join([*words[:59], "other"]), " ".join(reversed(words))
     for how, expected in (("drop", [False, False, False]), ("drop_near", [False, True, False])):
-        seen = seen_before(how, 0.8)
-        assert [seen("q", each) for each in (text, near, far)] == expected
-        assert seen("other", text.upper() + " ")
-    questions = seen_before("drop_questions", 0.8)
-    assert [questions("q", text), questions("Q ", far), questions("r", text)] == [False, True, False]
+        seen = seen_before(how, 0.8, 4)
+        assert [seen(key_of("q"), key_of(each), lambda each=each: each) for each in (text, near, far)] == expected
+        assert seen(key_of("other"), key_of(text.upper() + " "), lambda: text.upper() + " ")
+    questions = seen_before("drop_questions", 0.8, 3)
+    asked = [("q", text), ("Q ", far), ("r", text)]
+    assert [questions(key_of(q), key_of(each), str) for q, each in asked] == [False, True, False]
+
+
+def test_a_table_of_keys_is_a_set_in_one_block() -> None:
+    keys, own = Keys(1000), [bytes.fromhex(key_of(str(i))) for i in range(1000)]
+    assert not any(map(keys.add, own))
+    assert all(map(keys.add, own))
+    assert own[7] in keys
+    assert bytes.fromhex(key_of("another")) not in keys
+
+
+def test_rows_of_prompts_keep_their_columns(tiny_model: Path, tmp_path: Path) -> None:
+    rows = [{"question": f"What is {i} + 1?", "solution": str(i + 1), "id": i, "tools": "none"} for i in range(30)]
+    rows[3]["source"] = "a book"
+    wrong = [{"question": " ", "solution": "1"}, {"question": "What?"}, {**rows[0], "id": 99}]
+    (tmp_path / "held.jsonl").write_text('{"text": "the identifier of the row"}')
+    noted = [row | {"note": "the identifier of the row"} for row in rows]
+    path = write_rows(tmp_path / "a.jsonl", [*noted, *wrong, {"question": "long " * 300, "solution": "1"}])
+    path.write_text(path.read_text() + "{broken\n")
+    columns = {"prompt": "question", "answer": "solution"}
+    source = {"rows": {"type": "prompts", "path": str(path), "columns": columns, "max_tokens": 200}}
+    blend = {"sources": {"a": source}, "model": {"path": str(tiny_model)}, "max_dropped": 0.2, "validation": 0.2}
+    against = {"decontamination": {"against": [str(tmp_path / "held.jsonl")]}}
+    (tmp_path / "blend.yaml").write_text(json.dumps(blend | against))
+    tally = prepare(load(PrepConfig, tmp_path / "blend.yaml").value, tmp_path / "out").sources["a"]
+    assert (tally.read, tally.kept) == (35, 30)
+    assert tally.dropped == {"wrong": 3, "longer than 200 tokens": 1, "duplicate": 1}
+    kept = read(tmp_path / "out", "train") + read(tmp_path / "out", "validation")
+    first = {
+        "prompt": "What is 0 + 1?",
+        "answer": "1",
+        "id": 0,
+        "tools": "none",
+        "note": noted[0]["note"],
+        "source": "a",
+    }
+    assert first in kept
+    assert [row["source"] for row in kept if row["id"] == 3] == ["a book"]
+    (tmp_path / "blend.yaml").write_text(json.dumps(blend | {"thoughts": {"removed": 0.5}}))
+    with pytest.raises(RecipeError, match=r"rows of prompts have none: leave thoughts out"):
+        load(PrepConfig, tmp_path / "blend.yaml")
+    source["rows"]["columns"]["answer"] = "result"
+    (tmp_path / "blend.yaml").write_text(json.dumps(blend))
+    with pytest.raises(DataError, match=r"columns.answer = 'result' is not a column of this row \(prompt, solution"):
+        prepare(load(PrepConfig, tmp_path / "blend.yaml").value, tmp_path / "other")
+
+
+def right(text: str, answer: str) -> bool:
+    return answer in text
+
+
+def test_prepared_prompts_are_tasks(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [{"prompt": f"What is {i}?", "answer": str(i)} for i in range(40)])
+    path.write_text(path.read_text() + "{broken\n")
+    given = {"reward": f"{__name__}:right", "test_size": 4}
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:41: not valid JSON: .*; `whet prep` leaves out and counts wrong rows"
+    ):
+        FunctionTasks(path=str(path), **given).tasks("train")
+    source = {"rows": {"type": "prompts", "path": str(path), "needs": ["answer"]}}
+    (tmp_path / "blend.yaml").write_text(json.dumps({"sources": {"a": source}, "validation": 0.2}))
+    done = whet("prep", str(tmp_path / "blend.yaml"), "--out", str(tmp_path / "out"))
+    assert "a.jsonl:41: not valid JSON" in done.stdout
+    assert f"whet train grpo data.path='{tmp_path}/out/train-*.jsonl'" in done.stdout
+    tasks = FunctionTasks(path=f"{tmp_path}/out/train-*.jsonl", test_path=f"{tmp_path}/out/validation-*.jsonl", **given)
+    assert len(tasks.tasks("train")) >= 20
+    assert len(tasks.tasks("test")) == 4
+    task = tasks.tasks("train")[0]
+    assert asyncio.run(tasks.grade(task, f"It is {task.data['answer']}.")) is True
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         whet.train(**given, algorithm=GRPO(), group_size=4)
     with pytest.raises(ConfigError, match="no module 'nowhere'"):
         asyncio.run(FunctionTasks(path="x", reward="nowhere:reward").grade(Task("t", []), "a"))
+    with pytest.raises(ConfigError, match=r"test_train_on_rows .* has no 'lowercas'.*Did you mean 'lowercase'"):
+        FunctionTasks(path="not there", reward=f"{__name__}:lowercas").tasks("train")
     assert not (tmp_path / "run").exists(), "nothing is left of what could not begin"
 
 

@@ -46,8 +46,9 @@ def prep(
         train, validation = f"data.path='{out}/train-*.jsonl'", f"data.test_path='{out}/validation-*.jsonl'"
         test = validation if manifest.rows("validation") else "data.test_path=null"
         fields = next(iter(config.sources.values())).rows.kind.fields
-        recipe = "dpo" if "chosen" in fields else "sft"
-        print(f"train on it: whet train {recipe} {train} {test}")
+        recipe = "dpo" if "chosen" in fields else "grpo" if fields == ("prompt",) else "sft"
+        reward = " data.reward=FILE.py:FUNCTION" if recipe == "grpo" else ""
+        print(f"train on it: whet train {recipe} {train} {test}{reward}")
 
 
 def _print(manifest: "Manifest") -> None:

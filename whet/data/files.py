@@ -14,7 +14,7 @@ from typing import Any
 from whet.base.errors import DataError
 from whet.base.extras import extra
 from whet.base.strict_json import STRICT, TABLES
-from whet.data.jsonl import Placed, iterate_jsonl
+from whet.data.jsonl import LeaveOut, Placed, iterate_jsonl
 from whet.data.values import without_nulls
 
 TEXT_TABLES = (".csv", ".tsv")
@@ -37,11 +37,12 @@ def read_file(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
     return list(iterate_file(path, nan_is_null))
 
 
-def iterate_file(path: str | Path, nan_is_null: bool = False) -> Iterator[Placed]:
-    """Yield the rows of ``read_file`` one by one. Only JSON arrays are read as a whole."""
+def iterate_file(path: str | Path, nan_is_null: bool = False, leave_out: LeaveOut | None = None) -> Iterator[Placed]:
+    """Yield the rows of ``read_file`` one by one. Only JSON arrays are read as a whole. ``leave_out``: called for each
+    damaged line of JSONL or CSV, which would otherwise be an error."""
     for file in data_files(path):
         empty = True
-        for row in _rows(file, nan_is_null):
+        for row in _rows(file, nan_is_null, leave_out):
             empty = False
             yield row
         if empty:
@@ -86,7 +87,7 @@ def _format(path: Path) -> str:
     return Path(name).suffix
 
 
-def _rows(path: Path, nan_is_null: bool) -> Iterator[Placed]:
+def _rows(path: Path, nan_is_null: bool, leave_out: LeaveOut | None) -> Iterator[Placed]:
     suffix = _format(path)
     if not path.exists():
         raise DataError(f"can't read {path}: No such file or directory")
@@ -94,13 +95,13 @@ def _rows(path: Path, nan_is_null: bool) -> Iterator[Placed]:
         raise DataError(f"can't read {path}: it is a device or a pipe, and a data file is needed")
     try:
         if suffix in TEXT_TABLES:
-            yield from _csv_rows(path, "\t" if suffix == ".tsv" else ",")
+            yield from _csv_rows(path, "\t" if suffix == ".tsv" else ",", leave_out)
         elif suffix in (".parquet", ".arrow", ".feather"):
             yield from _columnar_rows(path, suffix)
         elif suffix == ".json" and (array := _json_array(path, nan_is_null)) is not None:
             yield from array
         else:
-            yield from iterate_jsonl(path, nan_is_null)
+            yield from iterate_jsonl(path, nan_is_null, leave_out)
     except OSError as problem:
         raise DataError(f"can't read {path}: {problem.strerror or problem}") from None
 
@@ -109,7 +110,7 @@ def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.GzipFile(path) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
-def _csv_rows(path: Path, delimiter: str) -> Iterator[Placed]:
+def _csv_rows(path: Path, delimiter: str, leave_out: LeaveOut | None) -> Iterator[Placed]:
     csv.field_size_limit(_LONGEST_CELL)
     with _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -124,7 +125,11 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[Placed]:
                 if not cells:
                     continue
                 if len(cells) != len(header):
-                    raise DataError(f"{where}: the row has {len(cells)} cells, and the header {len(header)}")
+                    wrong = DataError(f"{where}: the row has {len(cells)} cells, and the header {len(header)}")
+                    if leave_out is None:
+                        raise wrong
+                    leave_out(wrong)
+                    continue
                 yield where, {name: _cell(cell, where, name) for name, cell in zip(header, cells, strict=True) if cell}
         except csv.Error as problem:
             raise DataError(f"{path}:{line}: not valid CSV: {problem}") from None

@@ -3,7 +3,7 @@
 import codecs
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from whet.base.errors import DataError
 from whet.base.strict_json import STRICT, TABLES
 
 Placed = tuple[str, dict[str, Any]]  # ("train.jsonl:17", an object)
+
+LeaveOut = Callable[[DataError], None]
+"""Called with the problem of a damaged row, which is then left out; without it the problem is raised."""
 
 
 def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
@@ -26,7 +29,7 @@ def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
     return rows
 
 
-def iterate_jsonl(path: str | Path, nan_is_null: bool = False) -> Iterator[Placed]:
+def iterate_jsonl(path: str | Path, nan_is_null: bool = False, leave_out: LeaveOut | None = None) -> Iterator[Placed]:
     """Yield the rows of ``read_jsonl`` one by one."""
     path = Path(path)
     try:
@@ -37,8 +40,16 @@ def iterate_jsonl(path: str | Path, nan_is_null: bool = False) -> Iterator[Place
             for number, line in enumerate(file, start=1):
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
-                if line.strip():
-                    yield f"{path}:{number}", _parse(line, f"{path}:{number}", nan_is_null)
+                if not line.strip():
+                    continue
+                try:
+                    row = _parse(line, f"{path}:{number}", nan_is_null)
+                except DataError as problem:
+                    if leave_out is None:
+                        raise
+                    leave_out(problem)
+                    continue
+                yield f"{path}:{number}", row
     except OSError as problem:
         raise DataError(f"can't read {path}: {problem.strerror or problem}") from None
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, Validat
 from whet.base.errors import DataError
 from whet.config.nearest import did_you_mean
 from whet.data.files import is_text_table, iterate_file
+from whet.data.jsonl import LeaveOut
 from whet.data.values import without_nulls
 from whet.fetch.dataset import fetch_rows
 from whet.fetch.download import fetch_file
@@ -97,10 +98,13 @@ def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None
 
 
 def placed_rows(
-    path: str, columns: Mapping[str, str] | None = None, nan_is_null: bool = False
+    path: str,
+    columns: Mapping[str, str] | None = None,
+    nan_is_null: bool = False,
+    leave_out: LeaveOut | None = None,
 ) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield the rows of ``read_rows`` one by one as the arguments of ``Row.of``: place, values, and whether they are
-    all texts."""
+    all texts. ``leave_out``: see ``iterate_file``."""
     columns = columns or {}
 
     def renamed(values: dict[str, Any]) -> dict[str, Any]:
@@ -115,12 +119,15 @@ def placed_rows(
             yield where, renamed(without_nulls(values)), False
         return
     as_texts = is_text_table(path)
-    for where, values in iterate_file(path, nan_is_null):
+    for where, values in iterate_file(path, nan_is_null, leave_out):
         yield where, renamed(values), as_texts
 
 
-def missing(name: str, fields: Collection[str]) -> str:
-    """Return the error text for a row with these fields that lacks one."""
+def missing(name: str, fields: Collection[str], columns: Mapping[str, str] | None = None) -> str:
+    """Return the error text for a row with these fields that lacks one, or lacks the column that it comes from."""
+    if columns and name in columns:
+        column, here = columns[name], ", ".join(fields) or "none"
+        return f"columns.{name} = {column!r} is not a column of this row ({here}).{did_you_mean(column, fields)}"
     present = sorted(fields)
     rename = f"; if {present[0]!r} is meant, set columns={{{name}: {present[0]}}}" if present else ""
     return f"field {name!r} is missing (fields of this row: {', '.join(fields) or 'none'}{rename})"
@@ -128,11 +135,7 @@ def missing(name: str, fields: Collection[str]) -> str:
 
 def _problem(error: ValidationError, values: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     text = _text(error, values, columns)
-    for name, column in columns.items():
-        if f"field {name!r} is missing" in text:
-            here = ", ".join(values) or "none"
-            return f"columns.{name} = {column!r} is not a column of this row ({here}).{did_you_mean(column, values)}"
-    return text
+    return next((missing(name, values, columns) for name in columns if f"field {name!r} is missing" in text), text)
 
 
 def _text(error: ValidationError, values: Mapping[str, Any], columns: Mapping[str, str]) -> str:

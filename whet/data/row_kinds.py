@@ -87,6 +87,8 @@ class Example(Row, ABC):
 
     fields: ClassVar[tuple[str, ...]] = ("messages",)
     """The fields of ``output``, without the optional ``tools``."""
+    compared: ClassVar[tuple[str, ...]] = ()
+    """The fields in which duplicates and evaluation text are looked for; empty: all."""
 
     @property
     @abstractmethod
@@ -206,6 +208,33 @@ class Preference(Pair):
             if not answer:
                 raise ValueError(f"field {name!r} must hold an answer after the prompt")
         return [Answer("chosen", prompt + chosen, 1.0), Answer("rejected", prompt + rejected, 0.0)]
+
+
+class Prompt(Example):
+    """A ``prompt``, a text or messages, for the policy to answer. All other columns are kept unchanged for the reward,
+    which mostly reads the reference ``answer``."""
+
+    fields = ("prompt",)
+    compared = ("prompt", "answer")
+
+    tools: Any = None
+    prompt: Asked
+
+    @classmethod
+    def _from_published_form(cls, values: Any) -> Any:
+        """Return the values unchanged: a reward reads the columns by the names that they have in the file."""
+        return values
+
+    @property
+    def answers(self) -> list[Answer]:
+        return []
+
+    @property
+    def question(self) -> list[Message]:
+        return as_messages(self.prompt)
+
+    def output(self) -> dict[str, Any]:
+        return self.given
 
 
 def _alike(messages: Sequence[Message], others: Sequence[Message]) -> bool:

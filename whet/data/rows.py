@@ -7,7 +7,7 @@ rendered turn by turn, exactly as a rollout would append them, so that a model i
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -20,8 +20,8 @@ from whet.core.content import text_of
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.data.base import Data
 from whet.data.order import RowOrder, TaskOrder
-from whet.data.row import read_rows
-from whet.data.row_kinds import Answer, Conversation, Example, Labelled, Preference, Scored
+from whet.data.row import missing, read_rows
+from whet.data.row_kinds import Answer, Conversation, Example, Labelled, Preference, Prompt, Scored
 from whet.data.source import MappedRows
 from whet.data.split import Tally, hold_out
 
@@ -81,6 +81,10 @@ class FileRows(Rows):
     max_tokens: int | None = Field(default=None, ge=2)
     """Longest row in tokens. Longer rows are dropped, and counted."""
 
+    def row(self, where: str, values: Mapping[str, Any], as_texts: bool = False) -> Example:
+        """Return the row at ``where``. Raises ``DataError`` naming the first field that is wrong."""
+        return self.kind.of(where, values, as_texts, self.columns)
+
     def group(self, row: Example, renderer: Renderer) -> Group:
         """Return the group of a row: an episode for each answer. Raises ``DataError`` naming the row and field."""
         episodes = [
@@ -131,9 +135,9 @@ class FileRows(Rows):
 
     def unusable(self, group: Group) -> str | None:
         """Return the reason for which a row can't be trained on, if any."""
+        if too_long := self.too_long(group):
+            return too_long
         tokens = [trajectory.tokens for trajectory in group.trajectories]
-        if self.max_tokens is not None and max(map(len, tokens)) > self.max_tokens:
-            return f"longer than {self.max_tokens} tokens"
         if not all(trajectory.trained_tokens for trajectory in group.trajectories):
             return "without a token to train"
         if len(tokens) > 1 and all(each == tokens[0] for each in tokens):
@@ -141,6 +145,11 @@ class FileRows(Rows):
         if len({episode.reward for episode in group.episodes}) < len(tokens):
             return "no answer is preferred"
         return None
+
+    def too_long(self, group: Group) -> str | None:
+        """Return the reason to drop a row that is longer than ``max_tokens``."""
+        longest = max(len(trajectory.tokens) for trajectory in group.trajectories)
+        return f"longer than {self.max_tokens} tokens" if self.max_tokens and longest > self.max_tokens else None
 
 
 class SupervisedRows(FileRows):
@@ -169,6 +178,33 @@ class PreferenceRows(FileRows):
 
     kind: ClassVar[type[Example]] = Preference
     train_on: TrainOn = "last_assistant"
+
+
+class PromptRows(FileRows):
+    """Prompts that a policy answers, for ``whet prep``. All columns are kept; those in ``columns`` must be there."""
+
+    kind = Prompt
+    needs: tuple[str, ...] = ()
+    """Columns without which a row is wrong, such as those that the reward function reads."""
+
+    def row(self, where: str, values: Mapping[str, Any], as_texts: bool = False) -> Example:
+        row = super().row(where, values, as_texts)
+        for name in (*self.columns, *self.needs):
+            if name not in values:
+                raise DataError(f"{where}: {missing(name, values, self.columns)}")
+        return row
+
+    def group(self, row: Example, renderer: Renderer) -> Group:
+        try:
+            span = Span(renderer.render_prompt(row.question), trained=False)
+        except DataError as error:
+            raise DataError(f"{row.where}: field 'prompt': {error}") from error
+        return Group(
+            row.where, Task(row.where, row.question), [Episode([Trajectory([span], row.question)], reward=0.0)]
+        )
+
+    def unusable(self, group: Group) -> str | None:
+        return self.too_long(group)
 
 
 def judged(group: Group, renderer: Renderer) -> Group:

@@ -36,6 +36,7 @@ from whet.pipeline.config import (
 from whet.prep.config import PrepConfig
 from whet.run.recipe import Recipe
 from whet.tasks.base import TaskSet
+from whet.tasks.prompts import Prompts
 
 _TARGETS = {"model": "model.path", "data": "data.path", "test_data": "data.test_path", "reward_model": "data.model"}
 _OUTPUTS = {"best", "last", "rollouts", "train", "validation", "test", "rows", "model"}
@@ -294,8 +295,9 @@ class _Builder:
             assert isinstance(source.stage, RowsOfAnswers)
             kind = _FORMS[source.stage.form]
         data = _data(job)
-        if isinstance(data, FileRows) and kind.fields != data.kind.fields:
-            fields = [", ".join(each) for each in (kind.fields, data.kind.fields)]
+        reads = data.kind.fields if isinstance(data, FileRows) else ("prompt",) if isinstance(data, Prompts) else None
+        if reads and kind.fields != reads:
+            fields = [", ".join(each) for each in (kind.fields, reads)]
             self._complain(job.name, key, f"{reference} holds rows of {fields[0]}; the recipe reads {fields[1]}")
 
     def _check_there(self, job: Job, key: str, text: str) -> None:

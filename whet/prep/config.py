@@ -16,8 +16,9 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 class Source(Config):
     """Rows of one origin."""
 
-    rows: Annotated[FileRows, Component(ROWS)]
-    """Type, path and columns, as in ``data`` of a recipe. Rows longer than its ``max_tokens`` are dropped."""
+    rows: Annotated[FileRows, Component(ROWS | {"prompts": "whet.data.rows:PromptRows"})]
+    """Type, path and columns, as in ``data`` of a recipe, or ``prompts``: rows for GRPO and its relatives. Rows longer
+    than ``max_tokens`` are dropped."""
     share: float = Field(1.0, gt=0, le=1000)
     """Copies of each row in the output; a fraction is a random choice, the same for the same seed."""
     where: dict[str, tuple[float, float]] = Field({})
@@ -89,6 +90,8 @@ class PrepConfig(Config):
         for name, source in self.sources.items():
             if type(source.rows).read is not FileRows.read:
                 raise ValueError(f"sources.{name}.rows makes its rows and reads no file, so it can't be prepared")
+        if ("prompt",) in fields.values() and self.thoughts.removed + self.thoughts.cut:
+            raise ValueError("thoughts are removed from replies, and rows of prompts have none: leave thoughts out")
         if self.thoughts.removed + self.thoughts.cut > 1:
             raise ValueError("thoughts.removed and thoughts.cut are shares of the rows, and together more than 1")
         if self.model is None and self.thoughts.cut:

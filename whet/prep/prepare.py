@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,12 +25,13 @@ from whet.base.seeds import derive_seed
 from whet.data.files import data_files
 from whet.data.row import placed_rows
 from whet.prep.contamination import Contamination, texts_of
-from whet.prep.duplicates import normalized, seen_before
+from whet.prep.duplicates import key_of, seen_before
 from whet.prep.manifest import FILE, Manifest, SourceTally
 from whet.prep.thoughts import changes
 
 if TYPE_CHECKING:
     from whet.chat.renderer import Renderer
+    from whet.data.row_kinds import Example
     from whet.prep.config import PrepConfig, Source
 
 log = logging.getLogger(__name__)
@@ -127,27 +129,36 @@ def _read(
     tally, rows = SourceTally(), source.rows
     change = changes(config.thoughts, config.seed, renderer)
     limit = min(source.limit or _LARGEST, sample or _LARGEST)
+
+    def wrong(problem: DataError) -> None:
+        tally.drop("wrong", str(problem))
+        if tally.read >= _EARLY:
+            _check_share(name, tally, config.max_dropped)
+
+    def damaged(problem: DataError) -> None:
+        tally.read += 1
+        wrong(problem)
+
     with out.open("w", encoding="utf-8") as file:
-        for where, values, as_texts in placed_rows(rows.path, rows.columns):
-            if tally.read == limit:
+        for where, values, as_texts in placed_rows(rows.path, rows.columns, leave_out=damaged):
+            if tally.read >= limit:
                 break
             tally.read += 1
             try:
-                row = rows.kind.of(where, values, as_texts, rows.columns)
+                row = rows.row(where, values, as_texts)
                 reason = _outside(source.where, where, values)
                 if changed := change(where, output := row.output()):
-                    row = rows.kind.of(where, output)
+                    row = rows.row(where, output)
                 if renderer is not None and reason is None:
                     reason = rows.unusable(rows.group(row, renderer))
             except DataError as error:
-                tally.drop("wrong", str(error))
-                if tally.read >= _EARLY:
-                    _check_share(name, tally, config.max_dropped)
+                wrong(error)
                 continue
             rewards = [answer.reward for answer in row.answers]
             if len(rewards) > len(set(rewards)):
                 reason = reason or "no answer is preferred"
-            if reason is None and contamination.found_in(texts_of(output)):
+            compared = _compared(rows.kind, output)
+            if reason is None and contamination.found_in(texts_of(compared)):
                 reason = "text of an evaluation set"
             if reason is not None:
                 tally.drop(reason, where)
@@ -155,11 +166,20 @@ def _read(
             tally.kept += 1
             if changed:
                 tally.changed[changed] = tally.changed.get(changed, 0) + 1
-            question = normalized(json.dumps(row.question, sort_keys=True, ensure_ascii=False))
-            key = hashlib.blake2b(question.encode(), digest_size=16).hexdigest()
-            file.write(f"{json.dumps(where)}\t{key}\t{json.dumps(output, ensure_ascii=False)}\n")  # JSON has no tabs
+            keys = key_of(json.dumps(row.question, sort_keys=True, ensure_ascii=False)), key_of(_as_json(compared))
+            output.setdefault("source", name)
+            file.write("\t".join((json.dumps(where), *keys, _as_json(output))) + "\n")  # JSON has no tabs
     _check_share(name, tally, config.max_dropped)
     return tally
+
+
+def _compared(kind: "type[Example]", output: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row in which duplicates and evaluation text are looked for."""
+    return {name: output[name] for name in kind.compared or output if name in output and name != "source"}
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _outside(ranges: Mapping[str, tuple[float, float]], where: str, values: Mapping[str, Any]) -> str | None:
@@ -186,35 +206,41 @@ def _check_share(name: str, tally: SourceTally, most: float) -> None:
 
 def _merge(config: "PrepConfig", stages: dict[str, Path], folder: Path, manifest: Manifest) -> None:
     """Write the rows of all stages into shards, without duplicates."""
-    seen = seen_before(config.duplicates, config.near)
+    seen = seen_before(config.duplicates, config.near, sum(tally.kept for tally in manifest.sources.values()))
     with ExitStack() as stack:
         writers = {split: _Shards(folder, split, config.shard_rows) for split in SPLITS}
         for writer in writers.values():
             stack.callback(writer.close)
         for name, stage in stages.items():
             tally, share = manifest.sources[name], config.sources[name].share
-            ending = f', "source": {json.dumps(name)}}}\n'
-            for where, question, row in _staged(stage / "rows.tsv"):
-                copies = 0 if (duplicate := seen(question, row)) else _copies(share, config.seed, where)
+            kind = config.sources[name].rows.kind
+            for where, question, whole, row in _staged(stage / "rows.tsv"):
+                texts = partial(_texts, kind, row)
+                copies = 0 if (duplicate := seen(question, whole, texts)) else _copies(share, config.seed, where)
                 if not copies:
                     tally.kept -= 1
                     tally.drop("duplicate" if duplicate else "not in the share", where)
                     continue
                 tally.copies += copies - 1
                 for _ in range(copies):
-                    writers[_split(question, config)].write(row.removesuffix("}") + ending)
+                    writers[_split(question, config)].write(row + "\n")
         if not writers["train"].rows:
             accounts = [f"{name}: {tally.dropped} of {tally.read}" for name, tally in manifest.sources.items()]
             raise DataError(f"no row is left to train on; dropped: {'; '.join(accounts)}")
     manifest.splits = {split: writer.files for split, writer in writers.items() if writer.files}
 
 
-def _staged(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield place, question key and JSON of each row of a stage."""
+def _texts(kind: "type[Example]", row: str) -> str:
+    """Return the texts of a staged row, for a comparison with other rows."""
+    return "\n".join(texts_of(_compared(kind, json.loads(row))))
+
+
+def _staged(path: Path) -> Iterator[tuple[str, str, str, str]]:
+    """Yield place, key of the question, key of the whole and JSON of each row of a stage."""
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
-            where, question, row = line.rstrip("\n").split("\t")
-            yield json.loads(where), question, row
+            where, question, whole, row = line.rstrip("\n").split("\t")
+            yield json.loads(where), question, whole, row
 
 
 def _copies(share: float, seed: int, where: str) -> int:

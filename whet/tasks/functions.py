@@ -34,11 +34,12 @@ class FunctionTasks(Prompts):
     a bool, or a dict of scores with the key ``reward``."""
 
     def splits(self) -> dict[Split, list[Task]]:
-        """Return the tasks of both splits. Raises ``ConfigError`` naming a parameter of the function that is not a
-        column of every row."""
+        """Return the tasks of both splits. Raises ``ConfigError`` for a function that can't be found, before any row is
+        read, and naming a parameter of the function that is not a column of every row."""
+        function = self._function
         splits = super().splits()
         for task in (task for tasks in splits.values() for task in tasks):
-            arguments(self._function, task, "")
+            arguments(function, task, "")
         return splits
 
     @staticmethod

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from pydantic import Field
 
+from whet.base.errors import DataError
 from whet.config import Config
 from whet.core.content import text_of
 from whet.core.types import Message, Task
@@ -45,7 +46,12 @@ class Prompts(FileTasks):
         return split_files("prompts", self.path, self.test_path, self.test_size, self._read, _key)
 
     def _read(self, path: str, split: Split, tally: Tally) -> list[Task]:
-        rows = read_rows(path, PromptRow, self.columns)
+        try:
+            rows = read_rows(path, PromptRow, self.columns)
+        except DataError as error:
+            raise DataError(
+                f"{str(error).rstrip('.')}; `whet prep` leaves out and counts wrong rows (docs/prep.md)"
+            ) from None
         tally.rows += len(rows)
         return [
             Task(f"prompts/{split}/{number}", cast(list[Message], row.prompt), self.data_of(row))
