@@ -126,7 +126,7 @@ def test_unknown_routes_methods_and_models_are_refused_by_name() -> None:
         assert (await at.http.get("/chat/completions")).status_code == 405
         model = await at.http.post("/chat/completions", json={"model": "gpt-x", "messages": [user("hi")]})
         assert model.status_code == 404
-        assert model.json()["error"]["message"] == "the model 'gpt-x' does not exist; known: mine"
+        assert model.json()["error"]["message"] == "the model 'gpt-x' does not exist; this endpoint serves 'mine'"
         named = await at.http.post("/chat/completions", json={"model": "mine", "messages": [user("hi")]})
         assert named.status_code == 200
 

@@ -53,7 +53,7 @@ def test_a_run_answers_and_ends_with_ctrl_c(tiny_model: Path, tmp_path: Path) ->
         assert first.choices[0].message == second.choices[0].message
         assert first.usage is not None
         assert first.usage.completion_tokens <= 8
-        with pytest.raises(openai.NotFoundError, match="known: mine"):
+        with pytest.raises(openai.NotFoundError, match="serves 'mine'"):
             client.chat.completions.create(**{**asked, "model": "gpt-x"})
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="stolen").models.list()

@@ -12,8 +12,8 @@ from whet.endpoint.request import (
     Answer,
     Arguments,
     Function,
+    OpenAIRequest,
     Question,
-    Request,
     RequestedSampling,
     TextOrParts,
     incoming,
@@ -88,7 +88,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class ChatRequest(Request):
+class ChatRequest(OpenAIRequest):
     """A request; see OpenAI's reference of chat completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)

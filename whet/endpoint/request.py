@@ -1,4 +1,4 @@
-"""The common part of both APIs: the question in a request, the answer to it, and errors in OpenAI's format.
+"""The common part of the APIs: the question in a request, the answer to it, and errors.
 
 Unsupported parameters are refused by name, never ignored: an agent must not be trained under other settings than its
 own. Independent of HTTP.
@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import uuid4
 
 from pydantic import (
@@ -34,13 +34,17 @@ _PIECE = 64  # characters of a streamed piece
 
 
 class ApiError(Exception):
-    """An error with an HTTP status, in OpenAI's format."""
+    """An error with an HTTP status. ``code`` and ``param`` are parts of OpenAI's format."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
-        self.status = status
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.status, self.code, self.param = status, code, param
+
+
+def openai_error(error: ApiError) -> dict[str, Any]:
+    """Return the error in OpenAI's format."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
 @dataclass(slots=True)
@@ -54,6 +58,7 @@ class RequestedSampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     strict: bool | None = None  # True: arguments of calls must match their schemas
+    thinking: Literal["on", "off"] | None = None
 
 
 @dataclass(slots=True)
@@ -126,13 +131,40 @@ class Function(BaseModel):
         return {"type": "function", "function": self.model_dump(include={"name", "description", "parameters"})}
 
 
-class Request(BaseModel, ABC):
-    """Base of the requests of both APIs. Unknown parameters are refused; null ones count as absent."""
+class Body(BaseModel):
+    """A body that names a model. Unknown parameters are refused; null ones count as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: object) -> object:
+        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+class Request(Body, ABC):
+    """Base of the requests of all APIs."""
+
     stream: bool = False
+
+    @abstractmethod
+    def question(self) -> Question:
+        """Return the question in the request."""
+
+    @abstractmethod
+    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+        """Return the complete answer as JSON. ``decode`` returns the text of tokens."""
+
+    @abstractmethod
+    def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
+        """Return the server-sent events of ``body``."""
+
+
+class OpenAIRequest(Request):
+    """Base of the requests of OpenAI's APIs."""
+
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
@@ -148,23 +180,6 @@ class Request(BaseModel, ABC):
     safety_identifier: JsonValue = None
     prompt_cache_key: JsonValue = None
     prompt_cache_retention: JsonValue = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, value: object) -> object:
-        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
-
-    @abstractmethod
-    def question(self) -> Question:
-        """Return the question in the request."""
-
-    @abstractmethod
-    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
-        """Return the complete answer as JSON. ``decode`` returns the text of tokens."""
-
-    @abstractmethod
-    def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
-        """Return the server-sent events of ``body``."""
 
 
 def read(kind: type[R], body: bytes) -> R:

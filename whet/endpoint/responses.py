@@ -13,8 +13,8 @@ from whet.endpoint.request import (
     Answer,
     Arguments,
     Function,
+    OpenAIRequest,
     Question,
-    Request,
     RequestedSampling,
     Text,
     TextOrParts,
@@ -78,7 +78,7 @@ class FlatTool(Function):
     type: Literal["function"]
 
 
-class ResponsesRequest(Request):
+class ResponsesRequest(OpenAIRequest):
     """A request; see OpenAI's reference of responses."""
 
     input: Annotated[list[Item], BeforeValidator(_as_items)]

@@ -18,7 +18,9 @@ from whet.base.errors import DataError, WhetError
 from whet.core.types import Message
 from whet.endpoint.body import read_body
 from whet.endpoint.chat import ChatMessage, ChatRequest, Tool
-from whet.endpoint.request import ApiError, Request, read
+from whet.endpoint.conversations import check_tools
+from whet.endpoint.messages import Conversation, MessagesRequest, anthropic_error
+from whet.endpoint.request import ApiError, Request, openai_error, read
 from whet.endpoint.responses import ResponsesRequest
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class Routes:
         routes = [
             Route("/v1/chat/completions", _guarded(partial(self._ask, ChatRequest)), methods=["POST"]),
             Route("/v1/responses", _guarded(partial(self._ask, ResponsesRequest)), methods=["POST"]),
+            Route("/v1/messages", _guarded(partial(self._ask, MessagesRequest)), methods=["POST"]),
+            Route("/v1/messages/count_tokens", _guarded(self._count), methods=["POST"]),
             Route("/v1/models", _guarded(self._models)),
             Route("/v1/models/{name:path}", _guarded(self._models)),
             Route("/tokenize", _guarded(self._tokenize), methods=["POST"]),
@@ -56,8 +60,7 @@ class Routes:
     async def _ask(self, kind: type[Request], request: HttpRequest) -> Response:
         responder = self._endpoint.responder(request)
         call = read(kind, await read_body(request))
-        if self._endpoint.model is not None and call.model != self._endpoint.model:
-            raise self._endpoint.unknown_model(call.model)
+        self._check_model(call.model)
         repeated = request.headers.get("x-stainless-retry-count", "0") != "0"
         answer = await _while_connected(request, responder.answer(call.question(), repeated))
         body = call.body(answer, self._endpoint.renderer.decode)
@@ -67,13 +70,30 @@ class Routes:
 
     async def _models(self, request: HttpRequest) -> Response:
         self._endpoint.responder(request)
-        name = request.path_params.get("name")
-        if self._endpoint.model is not None and name not in (None, self._endpoint.model):
-            raise self._endpoint.unknown_model(name)
-        model = {"id": self._endpoint.model or name or "policy", "object": "model", "created": 0, "owned_by": "whet"}
+        if (name := request.path_params.get("name")) is not None:
+            self._check_model(name)
+        id = self._endpoint.model or name or "policy"
+        model = {"id": id, "object": "model", "created": 0, "owned_by": "whet"}
+        model |= {"type": "model", "display_name": id, "created_at": "1970-01-01T00:00:00Z"}  # for Anthropic's client
         if name is not None:
             return JSONResponse(model)
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [model], "has_more": False, "first_id": id, "last_id": id})
+
+    def _check_model(self, name: str) -> None:
+        if self._endpoint.model is not None and name != self._endpoint.model:
+            message = f"the model {name!r} does not exist; this endpoint serves {self._endpoint.model!r}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    async def _count(self, request: HttpRequest) -> Response:
+        """Answer how many tokens a conversation of Anthropic's API has."""
+        longest = self._endpoint.responder(request).longest
+        content = read(Conversation, await read_body(request))
+        self._check_model(content.model)
+        question = content.question()
+        self._check_length(longest, question.messages, question.tools)
+        check_tools(self._endpoint.renderer, question)
+        tokens = self._endpoint.renderer.render_prompt(question.messages, question.tools)
+        return JSONResponse({"input_tokens": len(tokens)})
 
     async def _tokenize(self, request: HttpRequest) -> Response:
         longest = self._endpoint.responder(request).longest
@@ -81,13 +101,16 @@ class Routes:
         tools = [tool.function.schema_for_template() for tool in content.tools]
         text: Message = {"role": "user", "content": content.prompt or ""}
         messages = [message.message() for message in content.messages] if content.prompt is None else [text]
-        if self._endpoint.renderer.longer_than(longest, messages, tools):
-            raise ApiError(400, f"the text has more than {longest} tokens, the maximum of the model")
+        self._check_length(longest, messages, tools)
         if content.prompt is not None:
             tokens = self._endpoint.renderer.encode_text(content.prompt)
         else:
             tokens = self._endpoint.renderer.render_prompt(messages, tools or None)
         return JSONResponse({"count": len(tokens), "tokens": tokens})
+
+    def _check_length(self, longest: int, messages: list[Message], tools: list[dict[str, Any]] | None) -> None:
+        if self._endpoint.renderer.longer_than(longest, messages, tools):
+            raise ApiError(400, f"the text has more than {longest} tokens, the maximum of the model")
 
 
 async def _while_connected(request: HttpRequest, answering: Coroutine[Any, Any, T]) -> T:
@@ -116,25 +139,27 @@ def _guarded(route: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[H
         try:
             return await route(request)
         except ApiError as error:
-            return _refused(error)
+            return _refused(request, error)
         except DataError as error:
-            return _refused(ApiError(400, str(error)))
+            return _refused(request, ApiError(400, str(error)))
         except ClientDisconnect:
             return Response(status_code=499)  # the client has disconnected
         except Exception as error:
             log.exception("a call of the endpoint failed")
-            return _refused(ApiError(500, str(error) if isinstance(error, WhetError) else type(error).__name__))
+            message = str(error) if isinstance(error, WhetError) else type(error).__name__
+            return _refused(request, ApiError(500, message))
 
     return answer
 
 
-def _refused(error: ApiError) -> Response:
-    headers = {"x-should-retry": "false"}  # which OpenAI's libraries obey
+def _refused(request: HttpRequest, error: ApiError) -> Response:
+    headers = {"x-should-retry": "false"}  # which both companies' libraries obey
     if error.status == 413:
         headers["connection"] = "close"  # the rest of the body is not read
-    return JSONResponse(error.body, error.status, headers)
+    anthropic = request.url.path.startswith("/v1/messages") or "anthropic-version" in request.headers
+    return JSONResponse(anthropic_error(error) if anthropic else openai_error(error), error.status, headers)
 
 
 async def _no_route(request: HttpRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
-    return _refused(ApiError(status, f"{request.method} {request.url.path} is not served here"))
+    return _refused(request, ApiError(status, f"{request.method} {request.url.path} is not served here"))

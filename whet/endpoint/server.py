@@ -1,4 +1,4 @@
-"""An HTTP server that speaks OpenAI's API, in front of the model of a run.
+"""An HTTP server that speaks OpenAI's and Anthropic's APIs, in front of the model of a run.
 
     agent ──bearer token──► Endpoint ──► Conversations, of one episode ──► Session ──► generator
                                     └──► ServedModel (whet serve)      ──► Session ──► generator
@@ -100,17 +100,15 @@ class Endpoint:
         assert self._serving is not None, "the endpoint was not started"
         await asyncio.shield(self._serving)
 
-    def unknown_model(self, name: str) -> ApiError:
-        """Return the error for a model that is not served."""
-        message = f"the model {name!r} does not exist; known: {self.model}"
-        return ApiError(404, message, code="model_not_found", param="model")
-
     def responder(self, request: "HttpRequest") -> Responder:
         """Return the responder of a request's token. Raises ``ApiError`` for an unknown token or an ended episode."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or (token not in self._open and token not in self._ended):
-            raise ApiError(401, "the request needs a valid token: Authorization: Bearer TOKEN", code="invalid_api_key")
-        if token not in self._open:
-            raise ApiError(410, "the episode of this token has ended", code="episode_ended")
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = [request.headers.get("x-api-key"), bearer if scheme.lower() == "bearer" else None]
+        token = next((token for token in given if token in self._open), None)
+        if token is None:
+            if any(token in self._ended for token in given):
+                raise ApiError(410, "the episode of this token has ended", code="episode_ended")
+            why = "the request needs a valid token, as Authorization: Bearer TOKEN or x-api-key: TOKEN"
+            raise ApiError(401, why, code="invalid_api_key")
         self._connections.authorized(request.client)
         return self._open[token]

@@ -55,8 +55,8 @@ def _drawn_ids() -> Iterator[str]:
 
 def _sampling(question: Question, context: int) -> Sampling:
     asked = question.sampling
-    named = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k, "min_p": asked.min_p}
-    given = {name: value for name, value in named.items() if value is not None}
+    named = ("temperature", "top_p", "top_k", "min_p", "thinking")
+    given = {name: value for name in named if (value := getattr(asked, name)) is not None}
     if given.get("top_k") == -1:
         given["top_k"] = 0  # vLLM's way to say: all
     limits = {"max_prompt_tokens": context - 1, "max_episode_tokens": context}

@@ -1,0 +1,224 @@
+"""``/v1/messages``, Anthropic's API: its requests and its answers, complete or streamed. Here the content of a message
+is a list of blocks; calls are blocks of the assistant, and their results are blocks of the user."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
+
+from whet.core.content import Content, content_of, text_of
+from whet.core.types import Message
+from whet.data.messages import read_by
+from whet.endpoint.request import (
+    Answer,
+    ApiError,
+    Arguments,
+    Body,
+    Function,
+    Parameters,
+    Question,
+    Request,
+    RequestedSampling,
+    TextOrParts,
+    incoming,
+    name_results,
+    only,
+    pieces,
+    strict_of,
+)
+
+_CHOICES = ({"type": "auto"}, {"type": "none"}, {"type": "auto", "disable_parallel_tool_use": False})
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """Return the error in Anthropic's format."""
+    kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+class ThinkingBlock(BaseModel):
+    """The reasoning of the model."""
+
+    thinking: str
+
+
+class ToolUseBlock(BaseModel):
+    """A call that the model made."""
+
+    id: str
+    name: str
+    input: Arguments
+
+
+class ToolResultBlock(BaseModel):
+    """The result of a call. Its text says whether it is an error; ``is_error`` is not shown to the model."""
+
+    tool_use_id: str
+    content: TextOrParts = ""
+
+
+def _kind(block: object) -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return kind if kind in ("thinking", "tool_use", "tool_result") else "text"
+
+
+Block = Annotated[
+    Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[Content, read_by(lambda block: content_of([block])), Tag("text")],
+    Discriminator(_kind),
+]
+
+
+def _as_blocks(content: object) -> object:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class Turn(BaseModel):
+    """A message of the conversation. Other fields of blocks (citations, cache control) are ignored."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[list[Block], BeforeValidator(_as_blocks)]
+
+    @model_validator(mode="after")
+    def _blocks_of_the_role(self) -> "Turn":
+        foreign = ToolResultBlock if self.role == "assistant" else ThinkingBlock | ToolUseBlock
+        if any(isinstance(block, foreign) for block in self.content):
+            raise ValueError(f"a message of the {self.role} has a block that only the other side sends")
+        return self
+
+    def messages(self) -> Iterator[Message]:
+        """Yield whet's form: the results of calls are separate messages."""
+        text: Message = {"role": self.role, "content": ""}
+        for block in self.content:
+            if isinstance(block, ToolResultBlock):
+                if text["content"]:
+                    yield text
+                    text = {"role": self.role, "content": ""}
+                yield {"role": "tool", "content": text_of(block.content), "tool_call_id": block.tool_use_id}
+            elif isinstance(block, ToolUseBlock):
+                text.setdefault("tool_calls", []).append(incoming(block.id, block.name, block.input))
+            elif isinstance(block, ThinkingBlock):
+                text["reasoning_content"] = text.get("reasoning_content", "") + block.thinking
+            else:
+                text["content"] = text_of(text["content"]) + text_of(block)
+        if text["content"] or not any(isinstance(block, ToolResultBlock) for block in self.content):
+            yield text
+
+
+class CustomTool(Function):
+    """A function of the client. Tools that Anthropic defines are refused."""
+
+    type: Annotated[JsonValue, only("custom", None)] = None
+    parameters: Parameters = Field({}, validation_alias="input_schema")
+
+
+class Conversation(Body):
+    """The part of a request that the model reads; also the body of ``/v1/messages/count_tokens``."""
+
+    messages: list[Turn] = Field(min_length=1)
+    system: TextOrParts = ""
+    tools: list[CustomTool] = Field(default_factory=list)
+    tool_choice: Annotated[JsonValue, only(*_CHOICES)] = None
+    thinking: dict[str, JsonValue] | None = None
+    cache_control: JsonValue = None  # has no effect on the answer
+
+    def question(self) -> Question:
+        messages = [message for turn in self.messages for message in turn.messages()]
+        if system := text_of(self.system):
+            messages.insert(0, {"role": "system", "content": system})
+        tools = [tool.schema_for_template() for tool in self.tools] if self.tool_choice != {"type": "none"} else []
+        return Question(name_results(messages), tools or None)
+
+
+class MessagesRequest(Conversation, Request):
+    """A request; see Anthropic's reference of messages."""
+
+    max_tokens: int = Field(gt=0)
+    stop_sequences: list[str] = Field(default_factory=list)
+    temperature: float | None = Field(None, ge=0, le=1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    metadata: JsonValue = None  # this and the following have no effect on the answer
+    service_tier: JsonValue = None
+    inference_geo: JsonValue = None
+
+    def question(self) -> Question:
+        question = super().question()
+        question.limit = self.max_tokens
+        question.sampling = RequestedSampling(
+            self.temperature, self.top_p, self.top_k, stop=tuple(self.stop_sequences), strict=strict_of(self.tools)
+        )
+        match self.thinking:
+            case {"type": "enabled"}:
+                question.sampling.thinking = "on"
+            case {"type": "disabled"}:
+                question.sampling.thinking = "off"
+        return question
+
+    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+        reason, stop = "max_tokens", None
+        if answer.complete:
+            sampled = decode(answer.tokens)
+            stop = next((text for text in self.stop_sequences if text in sampled), None)
+            reason = "stop_sequence" if stop else "tool_use" if answer.message.get("tool_calls") else "end_turn"
+        return {
+            "id": f"msg_{answer.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": list(_blocks(answer.message)),
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": {
+                "input_tokens": len(answer.prompt) - answer.cached,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": answer.cached,
+                "output_tokens": len(answer.tokens),
+            },
+        }
+
+    def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
+        ending = {"stop_reason": body["stop_reason"], "stop_sequence": body["stop_sequence"]}
+        begun = {**body, **dict.fromkeys(ending), "content": [], "usage": {**body["usage"], "output_tokens": 0}}
+        yield _event("message_start", message=begun)
+        for index, block in enumerate(body["content"]):
+            empty, kind, key, text = _streamed(block)
+            yield _event("content_block_start", index=index, content_block=empty)
+            for piece in pieces(text):
+                yield _event("content_block_delta", index=index, delta={"type": kind, key: piece})
+            yield _event("content_block_stop", index=index)
+        yield _event("message_delta", delta=ending, usage=body["usage"])
+        yield _event("message_stop")
+
+
+def _blocks(reply: Message) -> Iterator[dict[str, Any]]:
+    if reasoning := reply.get("reasoning_content"):
+        yield {"type": "thinking", "thinking": reasoning, "signature": ""}
+    if reply["content"]:
+        yield {"type": "text", "text": reply["content"]}
+    for call in reply.get("tool_calls", []):
+        function = call["function"]
+        yield {"type": "tool_use", "id": call["id"], "name": function["name"], "input": function["arguments"]}
+
+
+def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], str, str, str]:
+    """Return the block without its text, the type and the key of its pieces, and the text."""
+    if block["type"] == "tool_use":
+        text = json.dumps(block["input"], ensure_ascii=False)
+        return {**block, "input": {}}, "input_json_delta", "partial_json", text
+    key = block["type"]  # text or thinking
+    return {**block, key: ""}, f"{key}_delta", key, block[key]
+
+
+def _event(kind: str, **data: Any) -> str:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n"
