@@ -49,7 +49,7 @@ def test_a_chat_of_two_turns_is_one_branch_whose_tokens_are_recorded() -> None:
         assert [span.trained for span in branch.spans] == [False, True, False, True]
         assert branch.messages[0] == {"role": "system", "content": "Be brief."}
         assert branch.messages[3] == user("more")
-        assert branch.spans[0].tokens == RENDERER.render_prompt(branch.messages[:2])
+        assert list(branch.spans[0].tokens) == RENDERER.render_prompt(branch.messages[:2])
         prompt = sum(len(span.tokens) for span in branch.spans[:3])
         assert (second.usage.input_tokens, second.usage.cache_read_input_tokens) == (prompt - 2, 2)
         assert second.usage.output_tokens == len(branch.spans[3].tokens)
