@@ -1,12 +1,13 @@
 """Rows per second and peak memory of ``whet prep`` next to ``datasets`` (load, map, filter, to_json) on the same work:
-rows of JSONL become messages, exact duplicates are dropped, the rest is split and written.
+rows of JSONL become messages, exact duplicates and rows without the column's least length are dropped, the rest is
+split and written.
 
-    python benchmarks/prep.py --rows 200000
+    python benchmarks/prep.py --rows 200000 --words 40
 """
 
 import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ def messages(row):
     return {"messages": [asked, {"role": "assistant", "content": row["completion"]}], "source": "rows"}
 
 def is_new(row):
+    if row["length"] < 10:
+        return False
     text = " ".join("".join(message["content"] for message in row["messages"]).lower().split())
     key, size = hashlib.blake2b(text.encode(), digest_size=16).digest(), len(seen)
     seen.add(key)
@@ -49,26 +52,37 @@ print(sum(len(part) for part in parts.values()))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
-    count = parser.parse_args().rows
+    parser.add_argument("--words", type=int, default=40, help="numbers in each text")
+    parser.add_argument("--only", choices=("whet prep", "datasets"), help="measure one side")
+    arguments = parser.parse_args()
+    count, programs = arguments.rows, {"whet prep": WHET, "datasets": DATASETS}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with (folder / "rows.jsonl").open("w") as file:
             for i in range(count):
                 number = i % (count - count // 50)  # a fiftieth are duplicates
-                words = " ".join(str(number * j % 997) for j in range(40))
-                file.write(json.dumps({"prompt": f"Question {number}: {words}", "completion": words}) + "\n")
-        source = {"rows": {"type": "supervised", "path": str(folder / "rows.jsonl")}}
+                words = " ".join(str(number * j % 997) for j in range(arguments.words))
+                row = {"prompt": f"Question {number}: {words}", "completion": words, "length": number % 1000}
+                file.write(json.dumps(row) + "\n")
+        source = {"rows": {"type": "supervised", "path": str(folder / "rows.jsonl")}, "where": {"length": [10, 1000]}}
         (folder / "blend.yaml").write_text(json.dumps({"sources": {"rows": source}}))
-        before = 0.0
-        for name, program in (("whet prep", WHET), ("datasets", DATASETS)):
+        for name in [arguments.only] if arguments.only else programs:
             start = time.perf_counter()
-            done = subprocess.run([sys.executable, "-c", program, scratch], capture_output=True, text=True, check=True)
+            kept, peak = _run(programs[name], scratch)
             seconds = time.perf_counter() - start
-            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # of the largest child so far
-            kept = done.stdout.split()[-1]
-            note = "" if peak > before else " or less"
-            print(f"{name:<10} {count / seconds:9,.0f} rows/s  {peak:6,.0f} MiB{note}  {kept} rows kept")
-            before = peak
+            print(f"{name:<10} {count / seconds:9,.0f} rows/s  {peak:6,.0f} MiB  {kept} rows kept", flush=True)
+
+
+def _run(program: str, folder: str) -> tuple[str, float]:
+    """Return the number that a program printed last, and its peak memory in MiB."""
+    child = subprocess.Popen([sys.executable, "-c", program, folder], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    printed = child.stdout.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"the program ended with status {child.returncode}")
+    return printed.split()[-1], usage.ru_maxrss / 1024
 
 
 if __name__ == "__main__":

@@ -181,11 +181,11 @@ class PreferenceRows(FileRows):
 
 
 class PromptRows(FileRows):
-    """Prompts that a policy answers, for ``whet prep``. All columns are kept; those in ``columns`` must be there."""
+    """Prompts for a policy to answer. All columns are kept, and a row must have each that ``columns`` names."""
 
     kind = Prompt
     needs: tuple[str, ...] = ()
-    """Columns without which a row is wrong, such as those that the reward function reads."""
+    """Columns without which a row is wrong, such as the columns that the reward function reads."""
 
     def row(self, where: str, values: Mapping[str, Any], as_texts: bool = False) -> Example:
         row = super().row(where, values, as_texts)

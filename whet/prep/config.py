@@ -90,7 +90,7 @@ class PrepConfig(Config):
         for name, source in self.sources.items():
             if type(source.rows).read is not FileRows.read:
                 raise ValueError(f"sources.{name}.rows makes its rows and reads no file, so it can't be prepared")
-        if ("prompt",) in fields.values() and self.thoughts.removed + self.thoughts.cut:
+        if ("prompt",) in fields.values() and self.thoughts.removed + self.thoughts.cut > 0:
             raise ValueError("thoughts are removed from replies, and rows of prompts have none: leave thoughts out")
         if self.thoughts.removed + self.thoughts.cut > 1:
             raise ValueError("thoughts.removed and thoughts.cut are shares of the rows, and together more than 1")

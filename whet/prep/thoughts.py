@@ -22,6 +22,8 @@ def changes(config: "Thoughts", seed: int, renderer: "Renderer | None") -> Chang
     needed for budgets, which are in tokens."""
 
     def change(where: str, fields: dict[str, Any]) -> str | None:
+        if not config.removed + config.cut:
+            return None
         position = derive_seed(seed, "thoughts", where) / _LARGEST
         if position < config.removed:
             return "thoughts removed" if _each(fields, lambda thought: "") else None
