@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import pairs, write_rows
 from tests.tiny import tiny_tokenizer
 from tests.toy import read_settings
 from whet.base.errors import ConfigError, DataError
@@ -127,8 +128,35 @@ def test_a_run_learns_from_a_mixture_and_resumes(tiny_model: Path, tmp_path: Pat
     folder = run.start(read_settings(settings), tmp_path / "run")
     run.resume(folder, ["steps=3"])
     last = next(line for line in read_metrics(folder / "metrics.jsonl") if line["step"] == 3 and "data/epoch" in line)
+    evaluation = next(each for each in read_metrics(folder / "metrics.jsonl") if "evaluation/loss" in each)
+    measured = {name: evaluation[f"evaluation/{name}/n"] for name in ("math", "chat")}
+    assert measured == {"math": 3, "chat": 1}
+    total = sum(count * evaluation[f"evaluation/{name}/loss"] for name, count in measured.items())
+    assert total / 4 == pytest.approx(evaluation["evaluation/loss"], rel=0.02), "the rows are about equally long"
     assert last["data/math/epoch"] == pytest.approx(9 / 27)
     assert last["data/chat/epoch"] == pytest.approx(3 / 9)
+
+
+def test_each_part_of_a_mixture_of_pairs_is_evaluated(tiny_model: Path, tmp_path: Path) -> None:
+    files = {name: write_rows(tmp_path / f"{name}.jsonl", pairs(20, seed)) for seed, name in enumerate("ab")}
+    parts = {name: {"rows": {"type": "preference", "path": str(path)}} for name, path in files.items()}
+    parts["unmeasured"] = {"rows": {"type": "preference", "path": str(files["a"]), "test_size": 0}}
+    settings = {
+        "steps": 1,
+        "model": {"path": str(tiny_model)},
+        "data": {"type": "mixture", "of": parts, "batch_size": 4},
+        "algorithm": {"type": "dpo", "reference": "cached"},
+        "sinks": ["jsonl"],
+    }
+    folder = run.start(read_settings(settings), tmp_path / "run")
+    values = [line for line in read_metrics(folder / "metrics.jsonl") if "evaluation/loss" in line][-1]
+    assert {key.split("/")[1] for key in values if key.startswith("evaluation/") and key.count("/") == 2} == {"a", "b"}
+    counts = [values[f"evaluation/{name}/n"] for name in "ab"]
+    assert values["evaluation/n"] == sum(counts)
+    for measure in ("accuracy", "margin", "loss"):
+        each = [values[f"evaluation/{name}/{measure}"] for name in "ab"]
+        mean = sum(count * value for count, value in zip(counts, each, strict=True)) / sum(counts)
+        assert values[f"evaluation/{measure}"] == pytest.approx(mean, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Task:
     uid: str  # stable across runs and unique in its set, e.g. "gsm8k/train/17"
     prompt: list[Message]
     data: dict[str, Any] = field(default_factory=dict)  # for the grader (JSON values only)
-    environment: str = ""  # the environment's name in a blend
+    environment: str = ""  # the name of its part in a blend or mixture
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Rows of several files or published sets in one run, each with a share of the batches."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_validator
@@ -50,7 +51,8 @@ class RowMixture(Rows):
 
         def group(placed: Placed) -> Group | str:
             name, row = placed
-            return to_group[name](row)
+            made = to_group[name](row)
+            return made if isinstance(made, str) else replace(made, task=replace(made.task, environment=name))
 
         splits = {name: part.rows.split() for name, part in self.of.items()}
         test_keys = {question_key(row) for _, held_out, _ in splits.values() for row in held_out}

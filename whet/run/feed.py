@@ -3,7 +3,8 @@ has a source of groups, receives each new version of the weights, and evaluates;
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -239,13 +240,17 @@ class RowsFeed(Feed):
         return {**learners, self.recipe.algorithm.main_role: self._cached(learners, run, read_only=True)}
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
-        """Return the loss on the held-out rows and, for judged rows, the share of right judgements."""
+        """Return the loss on the held-out rows and, for judged rows, the share of right judgements; of a mixture also
+        those of each part with held-out rows."""
         algorithm = self.recipe.algorithm
         batch = await self._held_out_batch(scorers)
         if batch is None:
             log.warning("no row is held out, so nothing is evaluated; give data.test_path, or more rows")
             return {}
-        return await measure(batch, algorithm.losses[algorithm.main_role], scorers[algorithm.main_role])
+        assert self._held_out is not None
+        names = [group.task.environment for group in self._held_out[1]]
+        weigh = partial(Batch.weigh, weighting=algorithm.weighting, divisor=self.longest)
+        return await measure(batch, algorithm.losses[algorithm.main_role], scorers[algorithm.main_role], weigh, names)
 
     async def _held_out_batch(self, scorers: Mapping[str, Scorer]) -> Batch | None:
         """Return the held-out rows, laid out and scored by the reference once; columns that depend on the policy are
@@ -313,13 +318,26 @@ async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, f
     return values
 
 
-async def measure(batch: Batch, loss: "Loss", scorer: Scorer) -> dict[str, float]:
+async def measure(
+    batch: Batch, loss: "Loss", scorer: Scorer, weigh: Callable[[Batch], Batch], names: Sequence[str]
+) -> dict[str, float]:
     """Return a loss over a weighed batch, without learning: ``evaluation/loss`` over ``evaluation/n`` rows; for judged
-    rows also ``evaluation/accuracy``, with Wilson's interval (``low``, ``high``); of pairs also
-    ``evaluation/margin``."""
+    rows also ``evaluation/accuracy``, with Wilson's interval (``low``, ``high``); of pairs also ``evaluation/margin``.
+    ``names``: of the part of a mixture that each group is from, or empty; ``evaluation/NAME/...`` are its numbers."""
     scored = await scorer.score(batch, set(loss.outputs))
-    metrics = await compute(_loss_metrics, loss, scored, batch)
-    measured, n = metrics.result(), len(batch.group_uids)
+    values = await compute(_measured, loss, scored, batch)
+    for name in sorted({*names} - {""}):
+        of_part = torch.tensor([each == name for each in names])
+        part, tokens = batch.select(of_part[batch.group].nonzero().squeeze(1))
+        outputs = {column: output[tokens] for column, output in scored.items()}
+        numbers = await compute(_measured, loss, outputs, weigh(part))
+        values |= {key.replace("/", f"/{name}/", 1): value for key, value in numbers.items()}
+    return values
+
+
+def _measured(loss: "Loss", scored: dict[str, Tensor], batch: Batch) -> dict[str, float]:
+    """Return the numbers of ``measure`` without parts."""
+    measured, n = _loss_metrics(loss, scored, batch).result(), batch.group.unique().numel()
     values = {"evaluation/loss": measured["loss"], "evaluation/n": float(n)}
     if "preference/accuracy" in measured:
         accuracy = measured["preference/accuracy"]

@@ -136,6 +136,8 @@ def _plain_evaluation(step: int, values: Mapping[str, Value]) -> Iterator[str]:
         short = name.removeprefix("evaluation/")
         if "/" in short and short.endswith("/accuracy"):  # of one task set
             yield f"{short.split('/')[0]} {show(value, 'percent')}"
+        elif "/" in short and short.endswith("/loss"):  # of one part of a mixture
+            yield f"{short.replace('/', ' ')} {show(value)}"
         elif entry := ENTRIES.get(f"answer/{short}"):
             yield f"{entry.label} {entry.text(value)}"
         elif "/" not in short and short not in ("accuracy", "n", "low", "high"):
