@@ -65,8 +65,9 @@ TESTED = {
     "whet/algorithms/preference.py": ["tests/algorithms/test_kto.py"],
     **{
         f"whet/algorithms/{name}.py": _ADVANTAGES
-        for name in ("advantage", "grpo", "reinforce_plus_plus", "gdpo", "max_rl", "ppo")
+        for name in ("advantage", "grpo", "reinforce_plus_plus", "gdpo", "ppo")
     },
+    "whet/algorithms/max_rl.py": [*_ADVANTAGES, "tests/algorithms/test_token_selection.py"],
     "whet/algorithms/distillation.py": _ADVANTAGES,
     "whet/algorithms/token_selection.py": [*_ADVANTAGES, "tests/algorithms/test_token_selection.py"],
     "whet/algorithms/prime.py": [*_ADVANTAGES, "tests/algorithms/test_process_rewards.py", "-k", "process"],

@@ -16,7 +16,7 @@ from whet.losses.base import CORRECTIONS, LOSSES, SURROGATES
 from whet.losses.composite import PolicyLoss, PositiveNLL
 from whet.losses.kl import KL
 from whet.losses.off_policy import TIS, IcePop, SequenceMask, mismatch_metrics
-from whet.losses.policy_gradient import CISPOClip, GSPOClip, PPOClip, Reinforce
+from whet.losses.policy_gradient import CISPOClip, GSPOClip, PolicyGradient, PPOClip, Reinforce
 from whet.losses.trust_region import DPPOMask, GMPOClip, KLCovPenalty, SAPOGate
 
 SURROGATE_EXAMPLES = [
@@ -131,7 +131,7 @@ def test_policy_metrics_are_those_of_a_loop(loss: object) -> None:
 
 @pytest.mark.parametrize("loss", [GMPOClip(clip_low=0.1, clip_high=0.2), DPPOMask(low=0.02, high=0.03)], ids=repr)
 def test_metrics_of_bounds_that_are_not_ratios_are_those_of_a_loop(loss: GMPOClip | DPPOMask) -> None:
-    batch, output = fill(random_groups(0), 0)
+    batch, output = fill(random_groups(3, (4, 4, 4)), 3)
     b, lp = plain(batch), plain_output(output).logprobs
     if isinstance(loss, GMPOClip):
         moved = {t: lp[t] - b.old_logprobs[t] for t in b.trained}
@@ -146,6 +146,38 @@ def test_metrics_of_bounds_that_are_not_ratios_are_those_of_a_loop(loss: GMPOCli
     assert min(above, below) > 0
     assert metrics["clip/high"] == pytest.approx(above / len(moved))
     assert metrics["clip/low"] == pytest.approx(below / len(moved))
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("kind", [GMPOClip, DPPOMask])
+def test_a_token_exactly_at_its_bound_is_not_clipped(
+    kind: type[GMPOClip] | type[DPPOMask], sign: float, beyond: bool
+) -> None:
+    batch, _ = fill(random_groups(1), 1)
+    before, now = (0.25, 0.5) if sign > 0 else (0.5, 0.25)
+    logprobs, old = (torch.full((len(batch),), p, dtype=torch.float64).log() for p in (now, before))
+    batch = replace(batch, old_logprobs=old, rollout_logprobs=old, advantages=torch.full_like(old, sign))
+    distance = abs(logprobs[0] - old[0] if kind is GMPOClip else logprobs[0].exp() - old[0].exp()).item()
+    bound, wide = math.nextafter(distance, 0.0) if beyond else distance, 1.0
+    names = ("clip_low", "clip_high") if kind is GMPOClip else ("low", "high")
+    settings = dict(zip(names, (wide, bound) if sign > 0 else (bound, wide), strict=True))
+    metrics = kind(**settings)(ModelOutput(logprobs), batch)[1].result()
+    assert metrics["clip/high"] == float(beyond and sign > 0)
+    assert metrics["clip/low"] == float(beyond and sign < 0)
+
+
+@every_surrogate
+@pytest.mark.parametrize("shift", [3.0, -3.0, 0.0])
+def test_a_token_without_an_advantage_is_not_clipped_and_trains_nothing(loss: PolicyGradient, shift: float) -> None:
+    batch, output = fill(random_groups(1), 1)
+    batch.advantages = torch.zeros_like(output.logprobs)
+    batch.old_logprobs = batch.rollout_logprobs = output.logprobs.detach() - shift
+    metrics = loss(output, batch)[1].result()
+    if not isinstance(loss, CISPOClip):  # bounds the ratio without regard to the advantage
+        assert (metrics["clip/high"], metrics["clip/low"]) == (0.0, 0.0)
+    assert loss.zero_gradient(batch).all() == (not isinstance(loss, KLCovPenalty))
+    assert gradient(loss, output, batch).any() == (isinstance(loss, KLCovPenalty) and shift != 0.0)
 
 
 @pytest.mark.parametrize("loss", [SAPOGate(), KLCovPenalty()], ids=repr)
@@ -168,6 +200,7 @@ def test_defaults_of_the_bounds() -> None:
     assert DPPOMask() == DPPOMask(divergence="tv", low=0.15, high=0.15, cap=20.0)
     assert GMPOClip() == GMPOClip(clip_low=0.4, clip_high=0.4)
     assert KLCovPenalty() == KLCovPenalty(coefficient=1.0)
+    assert DPPOMask(cap=0.5).cap == SAPOGate(tau_negative=0.5).tau_negative == 0.5
 
 
 def test_a_ratio_to_the_generator_takes_no_correction() -> None:
@@ -326,6 +359,7 @@ def test_needs_follow_from_the_terms_that_are_set() -> None:
 
 def test_a_sequence_objective_is_not_cut_inside_a_sequence() -> None:
     assert (PolicyLoss().unit, PolicyLoss(surrogate=GSPOClip()).unit) == ("token", "sequence")
+    assert PolicyLoss(surrogate=GMPOClip()).unit == "sequence"
     assert (PolicyLoss(correction=TIS()).unit, PolicyLoss(correction=SequenceMask()).unit) == ("token", "sequence")
     assert PolicyLoss(correction=IcePop()).unit == TIS().unit == IcePop().unit == "token"
 
