@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 import sys
 
 import pytest
@@ -33,9 +34,9 @@ def grades(taskset, *answers):
 
 def test_right_wrong_and_missing_answers():
     right, wrong, missing = grades(make(), ..., "no number at all", "   ")
-    assert right == {"reward": 1, "correct": 1, "format": 1}
+    assert right == {"reward": 1, "correct": 1, "score": 1, "format": 1}
     assert wrong["correct"] == 0
-    assert missing == {"reward": 0, "correct": 0, "format": 0}
+    assert missing == {"reward": 0, "correct": 0, "score": 0, "format": 0}
 
 
 def test_splits_share_no_question_and_depend_on_the_seed_alone():
@@ -82,7 +83,7 @@ def test_answers_that_would_run_as_code_do_not_reach_the_scorer(dataset, tmp_pat
     hostile = [code, f"[{code}]", "().__class__.__base__.__subclasses__()", f"(lambda: {code})()", f"f'{{{code}}}'"]
     right, *scores = grades(make(dataset), ..., *hostile)
     assert right["correct"] == 1
-    assert all(score == {"reward": 0, "correct": 0, "format": 0} for score in scores)
+    assert all(score == {"reward": 0, "correct": 0, "score": 0, "format": 0} for score in scores)
     assert not list(tmp_path.iterdir())
 
 
@@ -184,3 +185,13 @@ def test_text_after_the_right_answer_earns_nothing(dataset, more):
     taskset = make(dataset)
     (scores,) = grades(taskset, f"{taskset.entry(taskset.tasks('train')[0])[0]['answer']}{more}")
     assert scores["reward"] == 0
+
+
+def test_a_scorers_partial_credit_is_paid_only_if_asked_for():
+    (case,) = [case for case in make("game_of_life").cases() if case.name == "a board of zeros"]
+    assert (case.expected, case.kind) == (0.0, "adversarial")
+    zeros = re.sub("[1-9]", "0", case.answer)
+    (exact,), (partial,) = grades(make("game_of_life"), zeros), grades(make("game_of_life", exact=False), zeros)
+    assert (exact["reward"], exact["correct"]) == (0.0, 0.0)
+    assert exact["score"] == partial["score"] == partial["reward"] > 0.9
+    assert "a board of zeros" not in {case.name for case in make("game_of_life", exact=False).cases()}

@@ -110,6 +110,9 @@ class ReasoningGym(DrawnTasks):
     """Questions to generate. Repeated and held-out questions are dropped."""
     answer: AnswerKind = "tag"
     """The place of the answer in the reply."""
+    exact: bool = True
+    """Reward only answers that the scorer finds completely right. False: the reward is the scorer's score, and many
+    scorers pay for any answer; game_of_life pays 0.97 for an empty board."""
     instruction: str | None = None
     """Appended to the question; None: the instruction that fits ``answer``."""
     system: str | None = None
@@ -141,6 +144,10 @@ class ReasoningGym(DrawnTasks):
         if self.answer in ("tag", "boxed"):
             empty.append(Case("an answer that is not marked", task, "It is 42.", 0.0, "boundary"))
             empty.append(Case("a mark that is not closed", task, "<answer>42 \\boxed{42", 0.0, "adversarial"))
+        gold = self.gold(task) or ""
+        zeros = re.sub(r"[1-9]", "0", gold)
+        if self.exact and zeros != gold and re.search(r"[\[\n]", gold):
+            empty.append(Case("a board of zeros", task, zeros, 0.0, "adversarial"))
         return empty
 
     def open(self) -> "GymGrading":
@@ -183,14 +190,15 @@ class GymGrading(Environments):
         self.taskset, self.pool = taskset, GradingPool(prepare, taskset.limits)
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        """Return ``reward``, the scorer's score; ``correct``, which is 1 for a score of at least 1; and ``format``,
-        which is 1 if the reply has an answer that can be scored."""
+        """Return ``score``, the scorer's; ``correct``, 1 for a score of at least 1; ``reward``, one of the two;
+        and ``format``, 1 if the reply has an answer that can be scored."""
         dataset = self.taskset.dataset
         entry, settings = self.taskset.entry(task)
         given, screen = extract(answer, self.taskset.answer), SCREENS.get(dataset)
         if given is None or _NO_NUMBER.fullmatch(given) or (screen and not screen.fullmatch(given)):
-            return {"reward": 0.0, "correct": 0.0, "format": 0.0}
-        return await self.pool.scores(score_in_worker, dataset, settings, given, entry)
+            return {"reward": 0.0, "correct": 0.0, "score": 0.0, "format": 0.0}
+        scores = await self.pool.scores(score_in_worker, dataset, settings, given, entry)
+        return scores | {"reward": scores.get("correct" if self.taskset.exact else "score", 0.0)}
 
     async def close(self) -> None:
         self.pool.close()
@@ -241,11 +249,11 @@ def score_in_worker(name: str, config: bytes, answer: str, entry: dict[str, Any]
     dataset = _cached_dataset(name, config)
     try:
         if name in CHECKS and not CHECKS[name](answer, entry):
-            return {"reward": 0.0, "correct": 0.0, "format": 1.0}
+            return {"correct": 0.0, "score": 0.0, "format": 1.0}
         score = float(dataset.score_answer(answer=answer, entry=entry))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):  # some scorers fail on odd answers
-        return {"reward": 0.0, "correct": 0.0, "format": 0.0, "scorer_error": 1.0}
-    return {"reward": score, "correct": float(score >= 1), "format": 1.0}
+        return {"correct": 0.0, "score": 0.0, "format": 0.0, "scorer_error": 1.0}
+    return {"score": score, "correct": float(score >= 1), "format": 1.0}
 
 
 @lru_cache(maxsize=8)
