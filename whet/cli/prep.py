@@ -46,6 +46,9 @@ def prep(
         train, validation = f"data.path='{out}/train-*.jsonl'", f"data.test_path='{out}/validation-*.jsonl'"
         test = validation if manifest.rows("validation") else "data.test_path=null"
         fields = next(iter(config.sources.values())).rows.kind.fields
+        if fields == ("responses_create_params",):
+            print(f"train on it: data: {{type: nemo_gym, path: '{out}/train-*.jsonl', servers: ...}} (docs/prep.md)")
+            return
         recipe = "dpo" if "chosen" in fields else "grpo" if fields == ("prompt",) else "sft"
         reward = " data.reward=FILE.py:FUNCTION" if recipe == "grpo" else ""
         print(f"train on it: whet train {recipe} {train} {test}{reward}")

@@ -233,6 +233,11 @@ class Prompt(Example):
     def question(self) -> list[Message]:
         return as_messages(self.prompt)
 
+    @property
+    def declared(self) -> list[dict[str, Any]] | None:
+        """Return the tools that the prompt shows to the policy, if any."""
+        return None
+
     def output(self) -> dict[str, Any]:
         return self.given
 

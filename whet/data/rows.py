@@ -81,6 +81,11 @@ class FileRows(Rows):
     max_tokens: int | None = Field(default=None, ge=2)
     """Longest row in tokens. Longer rows are dropped, and counted."""
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return what is read to prepare these rows: ``path``, and sets to which its rows refer."""
+        return (self.path,)
+
     def row(self, where: str, values: Mapping[str, Any], as_texts: bool = False) -> Example:
         """Return the row at ``where``. Raises ``DataError`` naming the first field that is wrong."""
         return self.kind.of(where, values, as_texts, self.columns)
@@ -195,8 +200,9 @@ class PromptRows(FileRows):
         return row
 
     def group(self, row: Example, renderer: Renderer) -> Group:
+        assert isinstance(row, Prompt)
         try:
-            span = Span(renderer.render_prompt(row.question), trained=False)
+            span = Span(renderer.render_prompt(row.question, row.declared), trained=False)
         except DataError as error:
             raise DataError(f"{row.where}: field 'prompt': {error}") from error
         return Group(

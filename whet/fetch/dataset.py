@@ -26,7 +26,8 @@ def fetch_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     except Exception as error:  # of many types: no network, an unknown data set, a broken cache
         raise DataError(
             f"the data set {path} can't be loaded from the Hugging Face Hub ({type(error).__name__}: {error}). "
-            "Give a JSONL file instead: data.path=train.jsonl"
+            f"Give its files instead of its name: where there's a network, `hf download {name} --repo-type dataset "
+            "--local-dir DIR`; then the path is DIR/FILE, or a pattern such as DIR/data/train-*.parquet"
         ) from error
     if not len(rows):
         raise DataError(f"{path} has no rows")

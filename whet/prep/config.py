@@ -7,16 +7,22 @@ from pydantic import Field, StringConstraints, model_validator
 from whet.chat.template_file import ChatTemplate
 from whet.config import Component, Config
 from whet.data.registry import ROWS
+from whet.data.row_kinds import Prompt
 from whet.data.rows import FileRows
 from whet.models.config import ModelConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 
+_OF_PROMPTS = {
+    "prompts": "whet.data.rows:PromptRows",
+    "nemotron3_nano_rl": "whet.prep.nemotron:NemotronBlend",
+}  # rows that are prepared, and trained on as tasks
+
 
 class Source(Config):
     """Rows of one origin."""
 
-    rows: Annotated[FileRows, Component(ROWS | {"prompts": "whet.data.rows:PromptRows"})]
+    rows: Annotated[FileRows, Component(ROWS | _OF_PROMPTS)]
     """Type, path and columns, as in ``data`` of a recipe, or ``prompts``: rows for GRPO and its relatives. Rows longer
     than ``max_tokens`` are dropped."""
     share: float = Field(1.0, gt=0, le=1000)
@@ -90,7 +96,10 @@ class PrepConfig(Config):
         for name, source in self.sources.items():
             if type(source.rows).read is not FileRows.read:
                 raise ValueError(f"sources.{name}.rows makes its rows and reads no file, so it can't be prepared")
-        if ("prompt",) in fields.values() and self.thoughts.removed + self.thoughts.cut > 0:
+        if (
+            any(issubclass(source.rows.kind, Prompt) for source in self.sources.values())
+            and self.thoughts.removed + self.thoughts.cut > 0
+        ):
             raise ValueError("thoughts are removed from replies, and rows of prompts have none: leave thoughts out")
         if self.thoughts.removed + self.thoughts.cut > 1:
             raise ValueError("thoughts.removed and thoughts.cut are shares of the rows, and together more than 1")

@@ -48,7 +48,10 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
 
     Raises ``DataError`` for a source that can't be read or has too many wrong rows, and for a folder that holds other
     files or other data, which only ``force`` replaces."""
-    files = {name: _inputs(source.rows.path) for name, source in config.sources.items()}
+    files = {
+        name: {file: digest for path in source.rows.paths for file, digest in _inputs(path).items()}
+        for name, source in config.sources.items()
+    }
     settings = config.model_dump(mode="json")
     versions = {name: version(name) for name in ("whet", "transformers")}
     against = [_inputs(path) for path in config.decontamination.against]

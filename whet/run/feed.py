@@ -241,7 +241,7 @@ class RowsFeed(Feed):
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
         """Return the loss on the held-out rows and, for judged rows, the share of right judgements; of a mixture also
-        those of each part with held-out rows."""
+        of each part that has held-out rows."""
         algorithm = self.recipe.algorithm
         batch = await self._held_out_batch(scorers)
         if batch is None:
