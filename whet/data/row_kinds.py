@@ -83,8 +83,10 @@ class Example(Row, ABC):
     @model_validator(mode="before")
     @classmethod
     def _from_published_form(cls, values: Any) -> Any:
-        return conversation(values) if isinstance(values, dict) else values
+        return conversation(values) if cls.in_published_forms and isinstance(values, dict) else values
 
+    in_published_forms: ClassVar[bool] = True
+    """False: published forms, such as that of Alpaca, are not brought into the fields of this class."""
     fields: ClassVar[tuple[str, ...]] = ("messages",)
     """The fields of ``output``, without the optional ``tools``."""
     compared: ClassVar[tuple[str, ...]] = ()
@@ -217,13 +219,9 @@ class Prompt(Example):
     fields = ("prompt",)
     compared = ("prompt", "answer")
 
+    in_published_forms = False  # a reward reads the columns by the names that they have in the file
     tools: Any = None
     prompt: Asked
-
-    @classmethod
-    def _from_published_form(cls, values: Any) -> Any:
-        """Return the values unchanged: a reward reads the columns by the names that they have in the file."""
-        return values
 
     @property
     def answers(self) -> list[Answer]:

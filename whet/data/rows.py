@@ -188,7 +188,7 @@ class PreferenceRows(FileRows):
 class PromptRows(FileRows):
     """Prompts for a policy to answer. All columns are kept, and a row must have each that ``columns`` names."""
 
-    kind = Prompt
+    kind: ClassVar[type[Example]] = Prompt
     needs: tuple[str, ...] = ()
     """Columns without which a row is wrong, such as the columns that the reward function reads."""
 

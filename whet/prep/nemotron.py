@@ -6,7 +6,7 @@ DAPO-Math-17k and Skywork-OR1 are placeholders: the number of a row there, and w
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Message
@@ -45,7 +45,7 @@ class GymPrompt(Prompt):
 class NemotronBlend(PromptRows):
     """Rows of the blend, with the questions and answers that its placeholders stand for."""
 
-    kind: ClassVar[type[Example]] = GymPrompt
+    kind = GymPrompt
     path: str = "hf:nvidia/Nemotron-3-Nano-RL-Training-Blend:train"
     dapo: str = "hf:BytedTsinghua-SIA/DAPO-Math-17k:train"
     """The published rows of DAPO-Math-17k: the data set on the Hub, or its files."""
