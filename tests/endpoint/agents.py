@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from tests.tiny import tiny_tokenizer
 from whet.chat.renderer import Renderer
 from whet.core.types import Episode
+from whet.endpoint.config import EndpointConfig
 from whet.endpoint.conversations import Conversations
 from whet.endpoint.server import Endpoint
 from whet.engines.base import Completion, SamplingParams
@@ -105,14 +106,18 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def scene(
-    answer: Callable[[str], str] | str, *, name: str | None = None, **sampling: Any
+    answer: Callable[[str], str] | str,
+    *,
+    name: str | None = None,
+    config: EndpointConfig | None = None,
+    **sampling: Any,
 ) -> AsyncIterator[Scene]:
     """Yield an endpoint with one open episode."""
     model = Scripted(answer if callable(answer) else lambda _: str(answer))
     model.gate.set()
     settings = Sampling(**({"max_turns": 20, "max_new_tokens": 200, "max_prompt_tokens": 1000} | sampling))
     conversations = Conversations(Recording(model, RENDERER, settings, "episode", seed=0))  # type: ignore[arg-type]
-    endpoint = Endpoint(RENDERER, model=name)
+    endpoint = Endpoint(RENDERER, config, model=name)
     endpoint.start()
     try:
         with endpoint.open(conversations) as address:

@@ -19,6 +19,7 @@ from tests.endpoint.test_api import ADD, run, user
 from tests.tiny import tiny_tokenizer
 from whet.base.errors import ConfigError, GeneratorError
 from whet.chat.renderer import Renderer
+from whet.endpoint.config import EndpointConfig
 from whet.endpoint.connections import Connections
 from whet.endpoint.conversations import Conversations
 from whet.endpoint.server import Endpoint
@@ -98,7 +99,7 @@ def test_an_invalid_request_is_400_without_a_traceback(body: bytes, caplog: pyte
 
 def test_a_body_of_a_gigabyte_is_refused_before_it_is_read() -> None:
     async def ask(at: Scene) -> None:
-        reader, writer = await asyncio.open_connection(at.endpoint.host, at.endpoint.port)
+        reader, writer = await asyncio.open_connection(at.endpoint.config.host, at.endpoint.port)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {at.address.api_key}\r\n"
         writer.write(f"{head}content-length: {2**30}\r\n\r\n".encode())
         async with asyncio.timeout(60):
@@ -172,7 +173,7 @@ def test_it_listens_on_loopback_and_a_free_port() -> None:
     async def go() -> None:
         async with scene("ok") as at:
             assert at.address.base_url == f"http://127.0.0.1:{at.endpoint.port}/v1"
-            taken = Endpoint(at.endpoint.renderer, port=at.endpoint.port)
+            taken = Endpoint(at.endpoint.renderer, EndpointConfig(port=at.endpoint.port))
             with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1:{at.endpoint.port}: "):
                 taken.start()
             port = at.endpoint.port
@@ -196,7 +197,7 @@ def test_unusual_text_is_returned_unchanged() -> None:
 
 async def half_open(at: Scene, number: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Return connections that have sent half of a request's head."""
-    connections = [await asyncio.open_connection(at.endpoint.host, at.endpoint.port) for _ in range(number)]
+    connections = [await asyncio.open_connection(at.endpoint.config.host, at.endpoint.port) for _ in range(number)]
     for _, writer in connections:
         writer.write(b"GET /v1/mod")
     return connections
@@ -230,7 +231,7 @@ def test_a_connection_without_a_valid_token_is_closed_after_a_time() -> None:
         async with scene("ok") as at:
             at.endpoint._connections.patience = 0.2
             [(silent, first)] = await half_open(at, 1)
-            asking, second = await asyncio.open_connection(at.endpoint.host, at.endpoint.port)
+            asking, second = await asyncio.open_connection(at.endpoint.config.host, at.endpoint.port)
             async with asyncio.timeout(60):
                 with contextlib.suppress(ConnectionError):
                     assert await silent.read() == b""

@@ -59,10 +59,11 @@ class Routes:
 
     async def _ask(self, kind: type[Request], request: HttpRequest) -> Response:
         responder = self._endpoint.responder(request)
-        call = read(kind, await read_body(request))
-        self._check_model(call.model)
-        repeated = request.headers.get("x-stainless-retry-count", "0") != "0"
-        answer = await _while_connected(request, responder.answer(call.question(), repeated))
+        with self._endpoint.call(responder):
+            call = read(kind, await read_body(request))
+            self._check_model(call.model)
+            repeated = request.headers.get("x-stainless-retry-count", "0") != "0"
+            answer = await _while_connected(request, responder.answer(call.question(), repeated))
         body = call.body(answer, self._endpoint.renderer.decode)
         if not call.stream:
             return JSONResponse(body)

@@ -3,21 +3,22 @@
     agent ──bearer token──► Endpoint ──► Conversations, of one episode ──► Session ──► generator
                                     └──► ServedModel (whet serve)      ──► Session ──► generator
 
-It runs in the event loop of the run and listens on loopback by default. Each token belongs to one episode; after the
-end of the episode, its calls are answered with 410.
+It runs in the event loop of the run and listens where ``EndpointConfig`` says, by default on loopback. Each token
+belongs to one episode; after the end of the episode, its calls are answered with 410.
 """
 
 import asyncio
 import contextlib
 import secrets
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.chat.renderer import Renderer
+from whet.endpoint.config import EndpointConfig
 from whet.endpoint.connections import Connections
 from whet.endpoint.conversations import Responder
 from whet.endpoint.request import ApiError
@@ -35,9 +36,11 @@ _REMEMBERED = 10_000  # number of tokens of ended episodes that are remembered
 class Endpoint:
     """An HTTP server, started by ``start``. ``model``: the only model name that requests may use; None: any name."""
 
-    def __init__(self, renderer: Renderer, *, model: str | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.renderer, self.model, self.host, self.port = renderer, model, host, port
+    def __init__(self, renderer: Renderer, config: EndpointConfig | None = None, *, model: str | None = None) -> None:
+        self.renderer, self.config, self.model = renderer, config or EndpointConfig(), model
+        self.port = self.config.port  # after the start, never 0
         self._open: dict[str, Responder] = {}
+        self._calls: Counter[Responder] = Counter()  # in flight
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._server: Server | None = None
         self._connections = Connections()
@@ -46,12 +49,11 @@ class Endpoint:
     @property
     def url(self) -> str:
         """The address for clients, their ``base_url``."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}/v1"
+        return f"{self.config.url}:{self.port}/v1"
 
     def start(self) -> None:
         """Start listening, unless it already does. Needs a running event loop. Raises ``ConfigError`` if it can't
-        listen at the address."""
+        listen at the address, or read the certificate."""
         if self._serving is not None:
             return
         with extra("serve", "the OpenAI API of an endpoint"):
@@ -59,12 +61,7 @@ class Endpoint:
 
             from whet.endpoint.http_server import Server
             from whet.endpoint.routes import Routes
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        try:
-            listener = socket.create_server((self.host, self.port), family=family)
-        except OSError as error:
-            raise ConfigError(f"can't listen on {self.host}:{self.port}: {error.strerror or error}") from None
-        self.port = listener.getsockname()[1]
+        host, certificate, key = self.config.host, self.config.certificate, self.config.key
         settings = uvicorn.Config(
             Routes(self).application(),
             ws="none",
@@ -74,8 +71,20 @@ class Endpoint:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_CLOSING,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
         )
         self._server = Server(settings, self._connections)
+        try:
+            settings.load()
+        except OSError as error:  # also of TLS
+            raise ConfigError(f"can't use {certificate} with {key} for TLS: {error.strerror or error}") from None
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, self.port), family=family)
+        except OSError as error:
+            raise ConfigError(f"can't listen on {host}:{self.port}: {error.strerror or error}") from None
+        self.port = listener.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve([listener]))
 
     @contextlib.contextmanager
@@ -88,6 +97,20 @@ class Endpoint:
         finally:
             del self._open[token]
             self._ended.append(token)
+
+    @contextlib.contextmanager
+    def call(self, responder: Responder) -> Iterator[None]:
+        """Count a call while the context is open. Raises ``ApiError`` if there are too many."""
+        most = self.config.calls
+        if most is not None and self._calls[responder] >= most:
+            raise ApiError(429, f"more than {most} calls of this episode at the same time", code="too_many_calls")
+        self._calls[responder] += 1
+        try:
+            yield
+        finally:
+            self._calls[responder] -= 1
+            if not self._calls[responder]:
+                del self._calls[responder]
 
     async def close(self) -> None:
         """Stop listening and close all connections."""

@@ -260,7 +260,7 @@ async def evaluate_model(
         environments = IsolatedEnvironments(taskset.open())
         closing.closes("the environments", environments.close)
         generator, renderer = await closing.enter_async_context(open_generator(settings, run, model))
-        endpoint = Endpoint(renderer)
+        endpoint = Endpoint(renderer, recipe.endpoint)
         closing.closes("the endpoint", endpoint.close)
         PROGRESS.begin("evaluating")
         return await evaluate_all(settings, environments, generator, renderer, endpoint)
@@ -288,6 +288,6 @@ async def evaluate_on(
             nothing: Any = None  # the endpoint renders
             return await evaluate_sets(recipe, sets, remote, nothing, None, RemoteRecording)
         generator, renderer = await closing.enter_async_context(open_generator(recipe, run, model))
-        endpoint = Endpoint(renderer)
+        endpoint = Endpoint(renderer, recipe.endpoint)
         closing.closes("the endpoint", endpoint.close)
         return await evaluate_sets(recipe, sets, generator, renderer, endpoint)

@@ -112,7 +112,8 @@ class SampledFeed(Feed):
             self.devices.tenants["generation"] = pausable(self.generator, "devices.placement=colocated")
         else:
             self.devices.shared = False  # it keeps its weights while the learner computes
-        self.environments, self.endpoint = IsolatedEnvironments(recipe.taskset.open()), Endpoint(renderer)
+        self.environments = IsolatedEnvironments(recipe.taskset.open())
+        self.endpoint = Endpoint(renderer, recipe.endpoint)
         player = GroupPlayer(
             recipe.rollouts,
             recipe.sampling,

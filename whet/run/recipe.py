@@ -18,6 +18,7 @@ from whet.config.component import cannot_be_found
 from whet.data.base import Data
 from whet.data.registry import ROWS
 from whet.data.rows import Rows
+from whet.endpoint.config import EndpointConfig
 from whet.engines.config import GeneratorConfig
 from whet.engines.registry import GENERATORS, GONE
 from whet.learner.config import LearnerConfig, OptimizerConfig, ProfileConfig
@@ -78,6 +79,8 @@ class Recipe(Config):
     """The reward of an episode, composed of its grade and other properties; by default its grade."""
     rollouts: RolloutConfig = RolloutConfig()
     """The number of rollouts in a step, and how far they may run ahead."""
+    endpoint: EndpointConfig = EndpointConfig()
+    """The address of the policy for programs that call it themselves (``data.type=agent``)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     learner: LearnerConfig = LearnerConfig()
     cluster: Annotated[ClusterConfig, Component(CLUSTERS)] = Field(default="local")  # type: ignore[assignment]
@@ -150,6 +153,7 @@ class Recipe(Config):
         yield from self.devices.problems(self.cluster, samples)
         if samples:
             yield from self.generator.problems(self.cluster, self.devices)
+            yield from self.endpoint.problems()
             yield from self._problems_of_pausing()
             yield from self._problems_of_replay()
         yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)

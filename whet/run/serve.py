@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
+from whet.endpoint.config import EndpointConfig
 from whet.endpoint.conversations import answer_of, check_tools
 from whet.endpoint.request import Answer, ApiError, Question
 from whet.endpoint.server import Endpoint
@@ -83,7 +84,7 @@ async def serve(
     """Serve a run's best checkpoint, or another ``model``, under a ``name`` until it is cancelled. ``ready`` is
     called with the address."""
     async with open_generator(recipe, run, model) as (generator, renderer):
-        endpoint = Endpoint(renderer, model=name, host=host, port=port)
+        endpoint = Endpoint(renderer, EndpointConfig(host=host, port=port, calls=None), model=name)
         endpoint.start()
         try:
             served = ServedModel(generator, renderer, recipe.generator.max_context, recipe.seed)

@@ -10,7 +10,7 @@ from whet.run.evaluate import HeldOut
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
 
-_SAMPLING = ("sampling", "rewards", "rollouts", "generator", "weights", "validation")
+_SAMPLING = ("sampling", "rewards", "rollouts", "endpoint", "generator", "weights", "validation")
 """Sections that only runs with a sampling policy read."""
 
 

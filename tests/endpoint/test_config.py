@@ -1,0 +1,91 @@
+"""The address of an endpoint, TLS, and the limit on calls at the same time."""
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.endpoint.agents import RENDERER, scene
+from tests.endpoint.test_api import user
+from whet.base.errors import ConfigError
+from whet.endpoint.config import EndpointConfig
+from whet.endpoint.server import Endpoint
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, None),
+        ({"host": "::1"}, None),
+        ({"host": "localhost"}, None),
+        ({"host": "10.0.0.7"}, "endpoint.host = 10.0.0.7 is reached from other machines, which would send tokens"),
+        ({"host": "node7"}, "set endpoint.certificate and endpoint.key"),
+        ({"host": "0.0.0.0", "certificate": "a", "key": "b"}, "set endpoint.advertised"),
+        ({"certificate": "a"}, "belong together"),
+        ({"host": "0.0.0.0", "certificate": "a", "key": "b", "advertised": "node7"}, None),
+    ],
+    ids=str,
+)
+def test_an_address_beyond_this_machine_needs_a_certificate_and_a_name(
+    settings: dict[str, Any], problem: str | None
+) -> None:
+    problems = list(EndpointConfig(**settings).problems())
+    assert len(problems) == (problem is not None)
+    assert problem is None or problem in problems[0]
+
+
+def test_clients_are_answered_over_tls_under_the_advertised_name(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject, *files]
+    subprocess.run(command, check=True, capture_output=True)
+
+    async def go() -> None:
+        async with scene("ok") as at:
+            config = EndpointConfig(advertised="localhost", certificate=str(certificate), key=str(key))
+            secure = Endpoint(RENDERER, config)
+            secure.start()
+            try:
+                with secure.open(at.conversations) as address:
+                    assert address.base_url == f"https://localhost:{secure.port}/v1"
+                    trust = ssl.create_default_context(cafile=str(certificate))
+                    headers = {"authorization": f"Bearer {address.api_key}"}
+                    async with httpx.AsyncClient(verify=trust, headers=headers) as client:
+                        body = {"model": "m", "messages": [user("hi")]}
+                        answer = await client.post(f"{address.base_url}/chat/completions", json=body)
+                    assert answer.json()["choices"][0]["message"]["content"] == "ok"
+            finally:
+                await secure.close()
+
+    asyncio.run(go())
+
+
+def test_a_certificate_that_can_not_be_read_is_an_error_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_text("")
+    for name in ("missing.pem", "empty.pem"):
+        config = EndpointConfig(certificate=str(tmp_path / name), key=str(tmp_path / name))
+        with pytest.raises(ConfigError, match=rf"can't use .*{name} with .* for TLS"):
+            Endpoint(RENDERER, config).start()
+
+
+def test_calls_above_the_limit_are_refused_until_one_has_ended() -> None:
+    async def go() -> None:
+        async with scene("ok", config=EndpointConfig(calls=2)) as at:
+            at.model.gate.clear()
+            waiting = [asyncio.create_task(at.chat(f"hi {i}")) for i in range(2)]
+            while at.model.sampling < 2:
+                await asyncio.sleep(0.01)
+            refused = await at.chat("more")
+            assert refused.status_code == 429
+            assert refused.json()["error"]["message"] == "more than 2 calls of this episode at the same time"
+            at.model.gate.set()
+            assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+            assert (await at.chat("more")).status_code == 200
+            assert at.conversations.refusals == 0, "this is not a budget of the episode"
+
+    asyncio.run(go())
