@@ -20,6 +20,7 @@ from whet.checkpoint.store import CheckpointStore
 from whet.config import dump_yaml
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.worker import LearnerWorker, WorkerConfig
+from whet.lineage.record import Record, Session
 from whet.metrics.sinks.jsonl import encode_line
 from whet.models.config import LoraSettings, ModelConfig
 
@@ -157,6 +158,19 @@ def test_the_card_has_the_origin_and_the_evaluation(tmp_path: Path) -> None:
     card = (tmp_path / "out" / "README.md").read_text()
     for words in ("counting \\| sheep", "3 of 3", "grpo", "| accuracy | 0.25 | 0.5 |", "AutoModelForCausalLM"):
         assert words in card
+
+
+def test_no_file_that_is_published_names_a_folder_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/whet", "train", "sft", f"data.path={tmp_path}/my rows.jsonl"])
+    run, _ = make_run(tmp_path, tiny_llama())
+    Record(kind="run", folder=str(run), sessions=(Session.now(),)).write(run)
+    export(run, tmp_path / "out")
+    texts = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert b"Trained from `base`" in texts["README.md"]
+    assert b"whet train sft 'data.path=my rows.jsonl'" in texts["README.md"]
+    assert [name for name, text in texts.items() if str(tmp_path).encode() in text] == ["lineage.json"]
 
 
 def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:

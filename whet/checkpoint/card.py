@@ -1,6 +1,8 @@
 """The README.md of an exported model: its origin, its evaluation, and how to load it. The text is in
 ``card.md.jinja``."""
 
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +16,7 @@ Kind = Literal["policy", "adapter", "reward model", "gguf"]
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _ORIGIN = {"policy": "Trained from", "adapter": "A LoRA adapter for", "reward model": "A reward model trained from"}
 _ORIGIN["gguf"] = _ORIGIN["policy"]
+_FOLDERS = re.compile(r"(?<![\w.:/~])[~/][^,\[\]{}'\"]*/")  # at the beginning of an absolute path
 
 
 def model_card(
@@ -43,7 +46,7 @@ def model_card(
         run=facts["run"],
         step=checkpoint.step,
         origin=_ORIGIN[kind],
-        base=base,
+        base=_name(base),
         facts=facts,
         measured=_measured(run, checkpoint.step),
         kind=kind,
@@ -70,9 +73,17 @@ def _origins(record: Record, depth: int) -> Iterator[str]:
         yield f"{'  ' * depth}- {source.setting}: `{_name(source.name)}`{f' ({about})' if about else ''}"
         if (maker := source.maker) is not None:
             seed = f", seed {maker.seed}" if maker.seed is not None else ""
-            command = f": `{maker.sessions[0].command}`" if maker.sessions else ""
+            command = f": `{_without_folders(maker.sessions[0].command)}`" if maker.sessions else ""
             yield f"{'  ' * (depth + 1)}- from the {maker.kind} `{Path(maker.folder).name}`{seed}{command}"
             yield from _origins(maker, depth + 2)
+
+
+def _without_folders(command: str) -> str:
+    """
+    >>> _without_folders("whet train sft data.path='/home/me/my data/a.jsonl' model=Qwen/Qwen3-0.6B --folder ~/runs/b")
+    'whet train sft data.path=a.jsonl model=Qwen/Qwen3-0.6B --folder b'
+    """
+    return shlex.join(_FOLDERS.sub("", word) for word in shlex.split(command))
 
 
 def _name(path: str) -> str:
@@ -80,7 +91,7 @@ def _name(path: str) -> str:
     >>> _name("/home/me/data/train-*.jsonl"), _name("hf:openai/gsm8k:main:train"), _name("Qwen/Qwen3-0.6B")
     ('train-*.jsonl', 'hf:openai/gsm8k:main:train', 'Qwen/Qwen3-0.6B')
     """
-    return Path(path).name if Path(path).is_absolute() else path
+    return Path(path).name if Path(path).expanduser().is_absolute() else path
 
 
 def _measured(run: Path, step: int) -> dict[str, tuple[float | None, float]] | None:
