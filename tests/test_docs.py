@@ -284,8 +284,8 @@ def texts() -> list[str]:
 
 
 def messages() -> list[str]:
-    started = (ROOT / "docs/getting-started.md").read_text(encoding="utf-8").partition("## Common problems")[2]
-    quoted = re.findall(r"^`(.+)`$", started, re.MULTILINE)
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^`(.+)`$", page, re.MULTILINE)
     weights = (ROOT / "docs/weights.md").read_text(encoding="utf-8")
     quoted += [text.replace("\n> ", " ")[2:] for text in re.findall(r"^> .*(?:\n> .*)*", weights, re.MULTILINE)]
     return quoted

@@ -18,6 +18,7 @@ from whet.data.in_memory import as_rows, write_rows
 from whet.run.from_rows import RowFiles
 from whet.show.result import Result
 from whet.tasks.functions import FunctionTasks, name_of
+from whet.tasks.prompts import Prompts
 
 ROWS = [{"prompt": f"Write {n} letters.", "letters": n} for n in range(2, 22)]
 SMALL = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 8}
@@ -86,6 +87,20 @@ def test_the_first_parameter_is_the_models_answer_and_others_are_columns() -> No
         graded(lambda: 0)
     with pytest.raises(ConfigError, match="call one of its parameters 'answer'"):
         graded(lambda text: 0, text="a column")
+
+
+def test_a_row_of_messages_is_a_prompt_and_its_last_reply(tmp_path: Path) -> None:
+    file = tmp_path / "prepared.jsonl"
+    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    asked = [{"role": "user", "content": "3 + 3?"}]
+    alpaca = {"instruction": "5 + 5?", "output": "10"}
+    write_rows(file, [("", {"messages": turns, "source": "sums"}), ("", {"prompt": asked}), ("", alpaca)])
+    data = FunctionTasks(path=str(file), test_size=0, reward=name_of(lambda answer, completion: answer == completion))
+    first, second, third = Prompts.splits(data)["train"]
+    assert (first.prompt, first.data["completion"], first.data["source"]) == (turns[:1], "4", "sums")
+    assert (second.prompt, "completion" in second.data) == (asked, False)
+    assert (third.prompt[0]["content"], third.data["completion"]) == ("5 + 5?", "10")
+    assert asyncio.run(data.grade(first, "4")) is True
 
 
 def test_functions_are_found_by_name_where_they_can_be_imported() -> None:

@@ -44,7 +44,7 @@ class FunctionTasks(Prompts):
 
     @staticmethod
     def data_of(row: PromptRow) -> dict[str, Any]:
-        return row.given
+        return {**(row.model_extra or {}), **row.given}
 
     async def grade(self, task: Task, answer: str) -> Grade:
         positional, named = arguments(self._function, task, answer)

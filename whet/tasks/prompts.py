@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.base.errors import DataError
 from whet.config import Config
 from whet.core.content import text_of
 from whet.core.types import Message, Task
+from whet.data.forms import conversation
 from whet.data.row import Row, read_rows
 from whet.data.row_kinds import Asked
 from whet.data.split import Tally
@@ -32,9 +33,25 @@ def messages(system: str | None, user: str, examples: Sequence[Example] = ()) ->
 
 
 class PromptRow(Row):
-    """A row of ``prompt``, a text or messages. All other fields become the task's ``data``."""
+    """A row of ``prompt``, a text or messages. All other fields become the task's ``data``. In a row of
+    ``messages`` that ends with a reply, this reply is the field ``completion``, and the messages before it the prompt.
+    """
 
     prompt: Asked
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_reply(cls, values: dict[str, Any]) -> dict[str, Any]:
+        fields = values if "prompt" in values else conversation(values)
+        if "prompt" in fields or not _is_answered(fields.get("messages")):
+            return fields
+        *prompt, reply = fields.pop("messages")
+        return fields | {"prompt": prompt, "completion": reply.get("content")}
+
+
+def _is_answered(turns: Any) -> bool:
+    last = turns[-1] if isinstance(turns, list) and len(turns) > 1 else None
+    return isinstance(last, dict) and last.get("role") == "assistant"
 
 
 class Prompts(FileTasks):

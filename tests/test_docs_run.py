@@ -1,0 +1,110 @@
+"""The pages "own data" and "cookbook" run from top to bottom, with a tiny model in place of the built-in one."""
+
+import json
+import random
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import ROOT, blocks
+from whet.cli.main import main
+from whet.fetch.cache import cache_folder
+from whet.fetch.smollm2 import NAME
+from whet.models.tiny import save_tiny_model
+
+pytestmark = pytest.mark.slow
+
+FENCE = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHORT = ["steps=2", "epochs=null", "optimizer.warmup_steps=0", "learner.matmul_precision=highest"]
+SHORT_ROWS = [*SHORT, "evaluation.limit=2", "data.batch_size=4"]
+SHORT_SAMPLES = [
+    *SHORT, "evaluation.limit=2", "rollouts.prompts_per_step=2", "algorithm.group_size=4", "sampling.max_new_tokens=4",
+    "rollouts.when_exhausted=smaller_step",
+]  # fmt: skip
+ENDLESS = ("whet serve", "whet watch")  # servers; docs/watching.md and tests/endpoint have tests of theirs
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh folder to start from, in which the built-in model is a tiny one."""
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path / "cache"))
+    save_tiny_model(cache_folder() / NAME)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shutil.copytree(ROOT / "examples", "examples")
+    for module in ("rewards", "my_losses"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    return tmp_path
+
+
+def run(command: str) -> None:
+    """Run a line of a page. Commands that train are made short."""
+    words = shlex.split(command, comments=True)
+    if not words or command.startswith(ENDLESS) or "--push" in words:
+        return
+    if words[0] == "python":
+        arguments, sys.argv = sys.argv, words[1:]
+        runpy.run_path(words[1], run_name="__main__")
+        sys.argv = arguments
+        return
+    if words[1] == "train":
+        words += SHORT_ROWS if words[2] == "sft" else SHORT_SAMPLES
+    if words[1] == "resume":
+        words += ["epochs=null", "steps=3"]
+    if words[1] == "eval":
+        words += ["sampling.max_new_tokens=4"]
+    with pytest.raises(SystemExit) as ending:
+        main(words[1:])
+    assert ending.value.code == 0, command
+
+
+def test_own_data_becomes_a_model(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="writes the file that a user has")
+    dice = random.Random(0)
+    sums = [(dice.randrange(100), dice.randrange(100)) for _ in range(200)]
+    table = [{"question": f"What is {a} + {b}?", "answer": f"It is {a + b}."} for a, b in sums]
+    pandas.DataFrame(table).to_parquet("rows.parquet")
+    page = ROOT / "docs/own-data.md"
+    blend, pipeline = blocks(page, "yaml")
+    Path("blend.yaml").write_text(blend)
+    Path("own.yaml").write_text(pipeline)
+    (rewards,) = blocks(page, "python")
+    Path("rewards.py").write_text(rewards)
+    for block in blocks(page, "bash"):
+        for command in block.splitlines():
+            if "--folder runs/own" not in command:  # the same as with -c tiny, and long
+                run(command)
+    assert list(Path("my-gguf").glob("*.gguf"))
+    result = json.loads(Path("runs/own-tiny/result/result.json").read_text())
+    assert "difference" in json.dumps(result)
+
+
+def test_the_cookbook_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": f"What is {n} + 1?", "completion": str(n + 1)} for n in range(250)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("rewards.py").write_text(
+        "def right(answer, completion):\n    return {'reward': len(answer) / 9, 'correct': len(answer) > 3}\n"
+    )
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for language, text in FENCE.findall((ROOT / "docs/cookbook.md").read_text(encoding="utf-8")):
+        if language == "bash":
+            for command in text.splitlines():
+                run(command)
+        elif "class Bounded" in text:
+            Path("my_losses.py").write_text(text)
+        else:
+            exec(compile(_short(text), "cookbook", "exec"), {"__name__": "__main__"})
+    assert json.loads(Path("runs/tracked/trackers/wandb.json").read_text())
+    assert list(Path("runs/profiled/profile").iterdir())
+    rated = [json.loads(line) for line in Path("rated.jsonl").read_text().splitlines()]
+    assert {"prompt", "completion", "pass_rate"} <= rated[0].keys()
+
+
+def _short(text: str) -> str:
+    text = re.sub(r"steps=\d+", 'steps=1, sampling={"max_new_tokens": 4, "max_prompt_tokens": 2000}', text)
+    return text.replace('"grpo", ', '"grpo", "sampling.max_new_tokens=4", ')
