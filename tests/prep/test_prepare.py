@@ -242,6 +242,16 @@ def test_rows_of_prompts_keep_their_columns(tiny_model: Path, tmp_path: Path) ->
         prepare(load(PrepConfig, tmp_path / "blend.yaml").value, tmp_path / "other")
 
 
+def test_a_file_of_damaged_lines_alone_is_named_by_its_first_line(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"a": texts(0, 3)})
+    (tmp_path / "a.jsonl").write_text("{bad\n{worse\n")
+    with pytest.raises(DataError, match=r"2 of the first 2 rows are wrong, .*a\.jsonl:1: not valid JSON"):
+        prepare(settings, tmp_path / "out")
+    (tmp_path / "a.jsonl").write_text("\n")
+    with pytest.raises(DataError, match=r"a\.jsonl holds no rows"):
+        prepare(settings, tmp_path / "out")
+
+
 def right(text: str, answer: str) -> bool:
     return answer in text
 

@@ -42,7 +42,15 @@ def iterate_file(path: str | Path, nan_is_null: bool = False, leave_out: LeaveOu
     damaged line of JSONL or CSV, which would otherwise be an error."""
     for file in data_files(path):
         empty = True
-        for row in _rows(file, nan_is_null, leave_out):
+
+        def left_out(problem: DataError) -> None:
+            nonlocal empty
+            empty = False
+            if leave_out is None:
+                raise problem
+            leave_out(problem)
+
+        for row in _rows(file, nan_is_null, left_out):
             empty = False
             yield row
         if empty:
@@ -87,7 +95,7 @@ def _format(path: Path) -> str:
     return Path(name).suffix
 
 
-def _rows(path: Path, nan_is_null: bool, leave_out: LeaveOut | None) -> Iterator[Placed]:
+def _rows(path: Path, nan_is_null: bool, leave_out: LeaveOut) -> Iterator[Placed]:
     suffix = _format(path)
     if not path.exists():
         raise DataError(f"can't read {path}: No such file or directory")
@@ -110,7 +118,7 @@ def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.GzipFile(path) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
-def _csv_rows(path: Path, delimiter: str, leave_out: LeaveOut | None) -> Iterator[Placed]:
+def _csv_rows(path: Path, delimiter: str, leave_out: LeaveOut) -> Iterator[Placed]:
     csv.field_size_limit(_LONGEST_CELL)
     with _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -125,10 +133,7 @@ def _csv_rows(path: Path, delimiter: str, leave_out: LeaveOut | None) -> Iterato
                 if not cells:
                     continue
                 if len(cells) != len(header):
-                    wrong = DataError(f"{where}: the row has {len(cells)} cells, and the header {len(header)}")
-                    if leave_out is None:
-                        raise wrong
-                    leave_out(wrong)
+                    leave_out(DataError(f"{where}: the row has {len(cells)} cells, and the header {len(header)}"))
                     continue
                 yield where, {name: _cell(cell, where, name) for name, cell in zip(header, cells, strict=True) if cell}
         except csv.Error as problem:
