@@ -168,6 +168,8 @@ def test_no_constant_is_right_for_most_problems(dataset):
         "complex_arithmetic",
         "game_of_life_halting",
         "coin_flip",
+        "gsm_symbolic",
+        "letter_jumble",
         "spell_backward",
         "time_intervals",
         "word_sorting",
@@ -179,7 +181,15 @@ def test_right_answers_pass_the_additional_checks_of_a_scorer(dataset):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "more"), [("spell_backward", "not"), ("time_intervals", " not"), ("word_sorting", ", lamp")]
+    ("dataset", "more"),
+    [
+        ("spell_backward", "not"),
+        ("time_intervals", " not"),
+        ("word_sorting", ", lamp"),
+        ("gsm_symbolic", " or 3"),
+        ("gsm_symbolic", "/25"),
+        ("letter_jumble", " not"),
+    ],
 )
 def test_text_after_the_right_answer_earns_nothing(dataset, more):
     taskset = make(dataset)
@@ -195,3 +205,10 @@ def test_a_scorers_partial_credit_is_paid_only_if_asked_for():
     assert (exact["reward"], exact["correct"]) == (0.0, 0.0)
     assert exact["score"] == partial["score"] == partial["reward"] > 0.9
     assert "a board of zeros" not in {case.name for case in make("game_of_life", exact=False).cases()}
+
+
+def test_the_negative_of_the_right_number_is_wrong():
+    taskset = make("gsm_symbolic")
+    gold = taskset.entry(taskset.tasks("train")[0])[0]["answer"]
+    negative, dollars = grades(taskset, f"-{gold}", f"${gold}.0")
+    assert (negative["reward"], dollars["reward"]) == (0, 1)

@@ -73,6 +73,14 @@ def _same_probability(answer: str, entry: dict[str, Any]) -> bool:
     return abs(Fraction(answer.replace(",", "")) - Fraction(entry["answer"])) <= Fraction(1, 10_000)
 
 
+def _same_number(answer: str, entry: dict[str, Any]) -> bool:
+    return Fraction(answer.replace(",", "").strip(" $")) == Fraction(entry["answer"])
+
+
+def _same_words(answer: str, entry: dict[str, Any]) -> bool:
+    return len(answer.split()) == len(entry["answer"].split())
+
+
 def _same_length(answer: str, entry: dict[str, Any]) -> bool:
     return len(answer) == len(entry["answer"])
 
@@ -93,6 +101,8 @@ def _same_units(answer: str, entry: dict[str, Any]) -> bool:
 CHECKS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
     "coin_flip": _same_probability,
     "game_of_life_halting": _same_word,
+    "gsm_symbolic": _same_number,
+    "letter_jumble": _same_words,
     "puzzle24": _uses_its_numbers,
     "spell_backward": _same_length,
     "time_intervals": _same_units,
