@@ -1,16 +1,19 @@
-"""Tasks that are done by a program: any agent that is written for OpenAI's API.
+"""Tasks that are done by a program: any agent that is written for OpenAI's or Anthropic's API.
 
-The program is a function ``solve(task, base_url, api_key)``, called once for each episode. All of its requests to the
-model behind ``base_url`` are recorded and trained on, with the one reward of the episode. A plain function runs on a
-separate thread; an ``async`` function runs on the thread of all environments, which it must not block.
+The program is a function ``solve(task, base_url, api_key)``, called once for each episode, or a ``Command``. All of
+its requests to the model behind ``base_url`` are recorded and trained on, with the one reward of the episode. A plain
+function runs on a separate thread; an ``async`` function and the care of a command run on the thread of all
+environments, which they must not block.
 """
 
 import asyncio
 import inspect
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Self, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from whet.base.errors import DataError
 from whet.base.extras import require
@@ -19,6 +22,7 @@ from whet.core.types import Group, Task
 from whet.processes.threads import JobThread
 from whet.tasks.base import Address, Environment, Environments, Program, Step, called, checked_score
 from whet.tasks.cases import Case
+from whet.tasks.command import Command
 from whet.tasks.episodes import play
 from whet.tasks.wrapped import WrappedTaskSet
 
@@ -28,18 +32,47 @@ Solve = Callable[[Task, str, str], Any]
 class AgentTasks(WrappedTaskSet):
     """Tasks of ``taskset``, done by ``program``."""
 
-    program: str
+    program: str | tuple[str, ...]
     """The function that does a task, as in ``my_agent:solve``. It returns a text, which the task set grades, or the
-    reward, or a dict with ``reward`` and scores."""
+    reward, or a dict with ``reward`` and scores. Or the words of a command, which prints the text."""
+    environment: dict[str, str] = Field(default={})
+    """Variables of a command, besides the run's own and the address of the policy."""
+    folder: str | None = None
+    """A folder, of which each episode of a command gets a copy to work in; None: an empty one."""
     deadline: float = Field(600.0, gt=0)
     """Seconds for one episode of the program."""
 
     @field_validator("program")
     @classmethod
-    def _is_a_function(cls, program: str) -> str:
-        if not callable(import_path(program)):
-            raise ValueError(f"{program} is not a function")
+    def _can_be_called(cls, program: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(program, str):
+            if not callable(import_path(program)):
+                raise ValueError(f"{program} is not a function")
+        elif not program or shutil.which(program[0]) is None:
+            raise ValueError(f"{program[0] if program else '[]'} is not a command that can be executed here")
         return program
+
+    @model_validator(mode="after")
+    def _only_for_commands(self) -> Self:
+        if isinstance(self.program, str) and (self.environment or self.folder is not None):
+            raise ValueError("environment and folder are read only where program is a command (a list of words)")
+        if self.folder is not None and not Path(self.folder).is_dir():
+            raise ValueError(f"folder = {self.folder} is not a folder")
+        return self
+
+    @property
+    def title(self) -> str:
+        """The name of the program in messages."""
+        return self.program if isinstance(self.program, str) else self.program[0]
+
+    @property
+    def solve(self) -> Solve:
+        """The program as a function."""
+        if isinstance(self.program, str):
+            return cast(Solve, import_path(self.program))
+        first = Path(shutil.which(self.program[0]) or self.program[0]).absolute()
+        folder = None if self.folder is None else str(Path(self.folder).absolute())
+        return Command((str(first), *self.program[1:]), self.environment, folder).solve
 
     def cases(self) -> Sequence[Case]:
         return self.taskset.cases()
@@ -54,7 +87,7 @@ class AgentEnvironments(Environments):
 
     def __init__(self, tasks: AgentTasks) -> None:
         self.tasks, self.inner = tasks, tasks.taskset.open()
-        self.solve = cast(Solve, import_path(tasks.program))
+        self.solve = tasks.solve
 
     def program_for(self, task: Task) -> "AgentEpisode":
         return AgentEpisode(self, task)
@@ -85,7 +118,7 @@ class AgentEpisode(Program):
         except TimeoutError:
             if not limit.expired():  # an error of the program
                 raise
-            why = f"{tasks.program} took more than data.deadline = {tasks.deadline:g} s for {self.task.uid}"
+            why = f"{tasks.title} took more than data.deadline = {tasks.deadline:g} s for {self.task.uid}"
             raise TimeoutError(why) from None
         return await self._step(result)
 
@@ -103,7 +136,7 @@ class AgentEpisode(Program):
         """Return the step of the program's result: a text, the reward, or a dict of scores."""
         if isinstance(result, str):
             return await self._grade(result)
-        where = f"that {self.environments.tasks.program} returned for {self.task.uid}"  # "the reward that ..."
+        where = f"that {self.environments.tasks.title} returned for {self.task.uid}"  # "the reward that ..."
         scores = dict(result) if isinstance(result, Mapping) else {"reward": result}
         if "reward" not in scores:
             raise DataError(f"the dict {where} has no 'reward', only {', '.join(map(str, scores)) or 'nothing'}")
@@ -117,6 +150,6 @@ class AgentEpisode(Program):
             kind = type(self.environments.tasks.taskset).__name__
             raise DataError(
                 f"{kind} has episodes of several turns, which can't grade a text; return the reward from "
-                f"{self.environments.tasks.program} instead"
+                f"{self.environments.tasks.title} instead"
             )
         return step

@@ -1,0 +1,126 @@
+"""Episodes of commands: what they are given, their answers, and their failures. No process outlives its episode."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.endpoint.agents import first_episode
+from tests.toy import Lowercase
+from whet.core.types import Episode, Status
+from whet.rollouts.sampling import Sampling
+from whet.tasks.program import AgentTasks
+
+SHELL = str(Path(__file__).parents[2] / "examples/agent.sh")
+
+CALL = """
+import json, os, sys, urllib.request
+def call():
+    body = json.dumps({"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}).encode()
+    key = os.environ["ANTHROPIC_API_KEY"]
+    request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", body, {"x-api-key": key})
+    return json.load(urllib.request.urlopen(request))["content"][0]["text"]
+"""
+
+
+def episode_of(*words: str, answer: str = "ok", seconds: float = 60.0, turns: int = 10, **settings: Any) -> Episode:
+    tasks = AgentTasks(program=words, taskset=Lowercase(size=4), deadline=seconds, **settings)
+    return first_episode(tasks, answer, Sampling(max_turns=turns, max_new_tokens=50))
+
+
+def python(code: str) -> tuple[str, ...]:
+    return sys.executable, "-c", CALL + code
+
+
+def test_a_shell_script_with_curl_is_trained_unchanged() -> None:
+    episode = episode_of(SHELL, answer="aB")
+    assert episode.status == Status.COMPLETED, episode.error
+    assert (episode.reward, episode.scores) == (0.5, {"correct": 0.0})
+    [branch] = episode.branches
+    assert [span.trained for span in branch.spans] == [False, True, False, True]
+
+
+def test_a_refusal_that_the_script_prints_ends_the_episode_at_its_budget() -> None:
+    episode = episode_of(SHELL, answer="aB", turns=1)
+    assert (episode.status, episode.limit, episode.reward) == (Status.TRUNCATED, "turns", 0.0)
+
+
+def test_a_command_gets_the_prompt_its_folder_and_its_environment(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("k")
+    code = """
+call()
+assert sys.argv[1] == "say " + json.load(sys.stdin)[-1]["content"], sys.argv
+assert os.environ["GREETING"] == "hi" and open("kept.txt").read() == "k"
+open("kept.txt", "w").write("changed")
+print("ab", end="\\n\\n")
+"""
+    episode = episode_of(*python(code), "say {prompt}", folder=str(tmp_path), environment={"GREETING": "hi"})
+    assert (episode.status, episode.reward) == (Status.COMPLETED, 1.0), episode.error
+    assert (tmp_path / "kept.txt").read_text() == "k", "an episode has a copy"
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("print('done')", "the program ended without calling the model"),
+        (
+            "call(); print('so far'); sys.exit('broken tool')",
+            "exited with status 1 for toy/train/0; its standard out",
+        ),
+        ("call(); sys.exit('broken tool')", "standard error ends: broken tool"),
+        ("call(); os.kill(os.getpid(), 9)", "was killed by SIGKILL for toy/train/0; it printed nothing"),
+        ("call(); print('x' * 2**21)", "printed more than 1,048,576 bytes"),
+    ],
+)
+def test_a_failed_command_is_named_with_its_output_and_never_a_reward(code: str, problem: str) -> None:
+    episode = episode_of(*python(code))
+    assert episode.status == Status.FAILED
+    assert problem in str(episode.error)
+    assert episode.branches == []
+
+
+def test_processes_that_left_the_session_end_with_the_episode(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    code = f"""
+import subprocess
+call()
+for number in range(3):
+    child = subprocess.Popen(["setsid", "--fork", "sh", "-c", "echo $$ >> {note}; exec sleep 600"])
+    child.wait()
+import time
+while not os.path.exists({str(note)!r}) or open({str(note)!r}).read().count("\\n") < 3:
+    time.sleep(0.01)
+time.sleep(600)
+"""
+    episode = episode_of(*python(code), seconds=5.0)
+    assert "took more than data.deadline = 5 s for toy/train/0" in str(episode.error)
+    pids = note.read_text().split()
+    assert len(pids) == 3
+    assert not [pid for pid in pids if _runs(pid)]
+
+
+def _runs(pid: str) -> bool:
+    """Return whether a process runs the command of the test; its number may have been given to another."""
+    try:
+        return b"600" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"program": ("no-such-agent",)}, "no-such-agent is not a command that can be executed here"),
+        ({"program": ()}, "is not a command"),
+        ({"program": (os.devnull,)}, "is not a command"),
+        ({"program": "tests.endpoint.programs:team", "folder": "."}, "read only where program is a command"),
+        ({"program": ("sh",), "folder": "/no/such"}, "folder = /no/such is not a folder"),
+    ],
+    ids=str,
+)
+def test_a_wrong_command_is_an_error_when_the_recipe_is_read(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        AgentTasks(taskset=Lowercase(), **settings)

@@ -1,0 +1,94 @@
+"""A command as the program of an episode: any executable that calls the model at the URL in its environment.
+
+{prompt} in a word    the text of the task's last message
+standard input        the messages of the task, as JSON
+environment           OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY
+working folder        a temporary one: a copy of ``folder``, or empty
+standard output       the answer
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from whet.base.errors import CallError
+from whet.base.scratch import Scratch
+from whet.core.content import text_of
+from whet.core.types import Task
+from whet.processes.marked import kill_marked
+from whet.processes.threads import run_in_thread
+
+log = logging.getLogger(__name__)
+
+_MARK = "WHET_EPISODE"  # the variable by which all processes of an episode are found
+_SHOWN = 2000  # bytes of each output in the error of a failed command
+_LONGEST = 2**20  # bytes of an answer
+
+
+@dataclass(frozen=True)
+class Command:
+    """The words of a command, further variables of its environment, and the folder that it starts with."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: str | None = None
+
+    async def solve(self, task: Task, base_url: str, api_key: str) -> str:
+        """Return the standard output. All processes of the command are killed at its end, also if it is cancelled.
+        Raises ``CallError`` if it fails."""
+        with Scratch("agent") as scratch:
+            place, mark = scratch / "work", secrets.token_hex(16)
+            given, out, err = (scratch / name for name in ("messages.json", "out", "err"))
+            given.write_text(json.dumps(task.prompt))
+            if self.folder is None:
+                place.mkdir()
+            else:
+                await run_in_thread(partial(shutil.copytree, self.folder, place, symlinks=True), "whet-agent")
+            prompt = text_of(task.prompt[-1]["content"])
+            with given.open("rb") as stdin, out.open("wb") as stdout, err.open("wb") as stderr:
+                process = await asyncio.create_subprocess_exec(
+                    *(word.replace("{prompt}", prompt) for word in self.words),
+                    cwd=place,
+                    env={**self._environment(base_url, api_key), _MARK: mark},
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
+            try:
+                status = await process.wait()
+            except asyncio.CancelledError:
+                log.info("the command of %s was ended early%s", task.uid, _outputs(out, err))
+                raise
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await run_in_thread(partial(kill_marked, _MARK, mark), "whet-agent")
+                await process.wait()
+            if status:
+                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+                raise CallError(f"{self.words[0]} {how} for {task.uid}{_outputs(out, err)}")
+            if out.stat().st_size > _LONGEST:
+                raise CallError(f"{self.words[0]} printed more than {_LONGEST:,} bytes as its answer for {task.uid}")
+            return out.read_bytes().decode(errors="replace").rstrip("\n")
+
+    def _environment(self, base_url: str, api_key: str) -> dict[str, str]:
+        rest = {name: value for name, value in os.environ.items() if name != "ANTHROPIC_AUTH_TOKEN"}  # precedes the key
+        urls = {"OPENAI_BASE_URL": base_url, "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1")}
+        return rest | urls | {"OPENAI_API_KEY": api_key, "ANTHROPIC_API_KEY": api_key} | dict(self.environment)
+
+
+def _outputs(out: Path, err: Path) -> str:
+    """Return the ends of both outputs, for a message."""
+    named = {"standard output": out, "standard error": err}
+    ends = {name: path.read_bytes()[-_SHOWN:].decode(errors="replace").strip() for name, path in named.items()}
+    return "".join(f"; its {name} ends: {text}" for name, text in ends.items() if text) or "; it printed nothing"
