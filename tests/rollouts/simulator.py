@@ -158,6 +158,8 @@ class Talk:
 
 
 class Environments:
+    restarts = 0
+
     def __init__(self, world: World) -> None:
         self.world, self.made = world, 0
 

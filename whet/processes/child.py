@@ -100,7 +100,7 @@ class Child:
             except TimeoutError:
                 pass
             except (EOFError, OSError):
-                raise ChildDied(self._how_it_ended()) from None
+                raise ChildDied(self.how_it_ended()) from None
         self.kill()
         raise DeadlineError(f"no reply within {seconds:g} s")
 
@@ -119,7 +119,8 @@ class Child:
         with self._exchanging:
             self._socket.close()
 
-    def _how_it_ended(self) -> str:
+    def how_it_ended(self) -> str:
+        """Return how the process ended, as in "was killed by SIGKILL"."""
         try:
             status = self.process.wait(5.0)
         except subprocess.TimeoutExpired:

@@ -19,7 +19,10 @@ def is_user_file(filename: str) -> bool:
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the user's frames of an exception, the innermost last; without any, the innermost frame."""
+    """Return the user's frames of an exception, the innermost last; without any, the innermost frame. Of an error in a
+    child process (``service.py``), they are the child's."""
+    if child_frames := getattr(error, "child_frames", None):
+        return list(child_frames)
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if is_user_file(frame.filename)] or list(frames[-1:])
 

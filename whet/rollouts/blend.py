@@ -99,6 +99,10 @@ class BlendedEnvironments(Environments):
     def program_for(self, task: Task) -> Program | None:
         return self.parts[task.environment].program_for(_without_prefix(task))
 
+    @property
+    def restarts(self) -> int:
+        return sum(environments.restarts for environments in self.parts.values())
+
     async def score_group(self, task: Task, group: Group) -> None:
         await called(self.parts[task.environment].score_group, _without_prefix(task), group)
 

@@ -94,6 +94,7 @@ class RolloutSource:
         self._tickets: deque[_Ticket] = deque()
         self._finish_order = itertools.count()
         self._metrics = Metrics()  # since the last call of ``tally``
+        self._restarts = 0  # of environment workers, until that call
 
     async def __aenter__(self) -> Self:
         return self
@@ -174,6 +175,10 @@ class RolloutSource:
             metrics.sum("episodes/failed", timing.failures.total())
             for kind, count in timing.failures.items():
                 metrics.sum(f"failures/{kind}", count)
+        restarts = self.player.environments.restarts
+        if restarts > self._restarts:
+            metrics.sum("environment_workers/restarts", restarts - self._restarts)
+            self._restarts = restarts
         return metrics, timing
 
     def state(self) -> dict[str, Any]:

@@ -156,6 +156,11 @@ class Environments:
         ``make``. Like every method here it may be ``async``, and should be if it waits for something."""
         raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that doesn't need it")
 
+    @property
+    def restarts(self) -> int:
+        """Return the number of worker processes that were replaced so far. By default 0."""
+        return 0
+
     async def score_group(self, task: Task, group: Group) -> None:
         """Set the rewards of the group's episodes relative to each other, in training. By default nothing."""
 

@@ -51,6 +51,14 @@ class IsolatedEnvironments(Environments):
         """Return the place of code that blocks the thread, as "FILE:LINE in FUNCTION"; None if none does."""
         return self._thread.blocked_at()
 
+    async def responds(self) -> None:
+        """Return once the thread isn't blocked."""
+        await self._thread.run(asyncio.sleep, 0)
+
+    @property
+    def restarts(self) -> int:
+        return self._environments.restarts
+
     async def close(self) -> None:
         seconds = _CLOSING if self.blocked_at() is None else _GIVEN_UP
         try:

@@ -95,6 +95,10 @@ class AgentEnvironments(Environments):
     def make(self, task: Task) -> Environment:
         return self.inner.make(task)
 
+    @property
+    def restarts(self) -> int:
+        return self.inner.restarts
+
     async def score_group(self, task: Task, group: Group) -> None:
         await called(self.inner.score_group, task, group)
 

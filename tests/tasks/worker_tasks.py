@@ -1,0 +1,89 @@
+"""Task sets for the tests of environment workers, which import them by name."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from tests.toy import Lowercase
+from whet.core.types import Group, Message, Task
+from whet.tasks.base import Environment, Observation, Step, TaskSet
+
+
+class Counting(TaskSet):
+    """Episodes of two turns. A task is what its episode does; ``folder`` has a file for each thing that was done."""
+
+    folder: str = ""
+    size: int = 4
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(f"{split}/{n}", [{"role": "user", "content": str(n)}], {"n": n}) for n in range(self.size)]
+
+    def make(self, task: Task) -> Environment:
+        return Turns(self, task)
+
+    async def score_group(self, task: Task, group: Group) -> None:
+        for place, episode in enumerate(group.episodes):
+            episode.reward += place
+            episode.scores["place"] = float(place)
+
+
+class Turns(Environment):
+    def __init__(self, tasks: Counting, task: Task) -> None:
+        self.folder, self.task, self.turns = Path(tasks.folder), task, 0
+
+    async def start(self) -> Observation:
+        return Observation(self.task.prompt)
+
+    async def step(self, reply: Message) -> Step:
+        self.turns += 1
+        does = self.task.data.get("does", "")
+        if does == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if does == "exit":
+            os._exit(3)
+        if does == "block":
+            self.loop_for_ever()
+        if does == "wait":
+            await asyncio.sleep(3600)
+        if does == "raise":
+            raise ValueError("this step is wrong")
+        if does == "memory":
+            bytearray(2**40)
+        if does == "pid":
+            return Step(scores={"pid": float(os.getpid())})
+        if does == "unpicklable":
+            return Step(scores={"lock": threading.Lock()})  # type: ignore[dict-item]
+        last = self.turns == 2
+        return Step(0.5, done=last, messages=[] if last else [{"role": "user", "content": "again"}])
+
+    async def close(self) -> None:
+        if self.task.data.get("does") == "wait":
+            (self.folder / "closed").touch()
+
+    def loop_for_ever(self) -> None:
+        while True:
+            time.sleep(0.01)
+
+
+class CrashesOnce(Lowercase):
+    """The first grading of a training task kills its worker."""
+
+    folder: str
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        mark = Path(self.folder) / "mark"
+        if "train" in task.uid and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().grade(task, answer)
+
+
+class Crashes(Lowercase):
+    """Each grading kills its worker."""
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return await super().grade(task, answer)
