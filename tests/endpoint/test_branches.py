@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any
 
-from tests.endpoint.agents import Scene, scene
+import pytest
+
+from tests.endpoint.agents import RENDERER, Scene, scene
 from tests.endpoint.test_api import ADD, run, user
 from whet.endpoint.request import Question
 
@@ -124,3 +126,28 @@ def test_a_retry_during_the_cancellation_of_its_call_is_a_new_call() -> None:
         assert shape(at) == [[False, True]]
 
     run("ok", chat)
+
+
+def test_a_session_of_200_turns_is_one_branch_whose_history_is_never_rendered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rendered: list[int] = []
+    render_next = RENDERER.render_next
+
+    def counted(history: Any, messages: Any) -> list[int]:
+        rendered.append(len(messages))
+        return render_next(history, messages)
+
+    monkeypatch.setattr(RENDERER, "render_next", counted)
+
+    async def chat(at: Scene) -> None:
+        messages: list[str] = []
+        for turn in range(200):
+            messages += [f"turn {turn}"]
+            answer = await at.chat(*messages)
+            assert answer.status_code == 200, answer.text
+            messages += ["ok"]
+        assert shape(at) == [[False, True] * 200]
+        assert rendered == [1] * 199
+
+    run("ok", chat, max_turns=200)
