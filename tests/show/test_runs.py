@@ -1,15 +1,18 @@
 """Runs are listed with their state and compared with the interval of their difference."""
 
 import json
+import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.forks import whet
 from whet.base.errors import ConfigError
 from whet.checkpoint.lock import is_locked, run_lock
-from whet.show.runs import RunState, compare, find_runs
+from whet.show.runs import RunState, compare, find_runs, print_comparison, print_runs
 
 
 def made(folder: Path, right: float, steps: int = 2, **settings: Any) -> Path:
@@ -46,6 +49,20 @@ def test_two_runs_differ_in_settings_and_results(tmp_path: Path) -> None:
     assert difference["mean"] == pytest.approx(0.3)
     assert 0.1 < difference["low"] < 0.3 < difference["high"] < 0.5
     assert found["last step"] == {"loss": (0.25, 0.25), "time/step": (3.0, 3.0)}
+
+
+def test_runs_without_an_accuracy_are_listed_and_compared_by_their_held_out_loss(tmp_path: Path) -> None:
+    runs = [made(tmp_path / name, 0.5) for name in "ab"]
+    for run, last in zip(runs, (1.5, 0.5), strict=True):
+        lines = [{"step": step, "kind": "evaluation", "evaluation/loss": loss, "evaluation/n": 8}
+                 for step, loss in ((0, 2.25), (2, last))]  # fmt: skip
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    console = Console(file=StringIO(), width=200)
+    print_runs(tmp_path, console)
+    print_comparison(*map(RunState.of, runs), console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "loss 2.250 → 1.500" in printed
+    assert re.search(r"held-out loss +│ 2.250 → 1.500 │ 2.250 → 0.5", printed)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def print_runs(root: Path, console: Console | None = None) -> None:
         console.print(f"no runs in {root}")
         return
     jobs = newest(folders)
-    table = Table("run", "state", "step", "algorithm", "model", "task", "accuracy")
+    table = Table("run", "state", "step", "algorithm", "model", "task", "held out")
     for folder in (folder for folder in folders if (folder / "recipe.yaml").is_file()):
         try:
             run = RunState.of(folder)
@@ -120,7 +120,7 @@ def print_runs(root: Path, console: Console | None = None) -> None:
             continue
         steps = f"{run.summary.steps} of {run.facts.steps}" if run.facts.steps else str(run.summary.steps)
         facts, state = run.facts, _state(run.state, jobs[folder][1]) if folder in jobs else run.state
-        table.add_row(folder.name, state, steps, facts.algorithm, facts.model, facts.task, _accuracies(run))
+        table.add_row(folder.name, state, steps, facts.algorithm, facts.model, facts.task, _measured(run))
     if table.row_count:
         console.print(table)
     if jobs:
@@ -167,6 +167,8 @@ def print_comparison(first: RunState, second: RunState, console: Console | None 
     table.add_section()
     table.add_row("steps", *(str(run.summary.steps) for run in (first, second)))
     table.add_row("accuracy", *(_accuracies(run) for run in (first, second)))
+    if first.summary.losses or second.summary.losses:
+        table.add_row("held-out loss", *(_losses(run) for run in (first, second)))
     for name, pair in comparison["last step"].items():
         table.add_row(f"{name} (last step)", *("" if value is None else show(value) for value in pair))
     console.print(table)
@@ -192,6 +194,16 @@ def _difference(first: RunState, second: RunState) -> Change | None:
 def _accuracies(run: RunState) -> str:
     results: Sequence[Measured | None] = (run.summary.whole.before, run.summary.whole.after)
     return " → ".join(show(result.accuracy, "percent") for result in results if result is not None)
+
+
+def _losses(run: RunState) -> str:
+    return " → ".join(show(each.loss) for each in run.summary.losses)
+
+
+def _measured(run: RunState) -> str:
+    """Return the accuracies, or the held-out losses of a run that has none."""
+    losses = _losses(run)
+    return _accuracies(run) or (losses and f"loss {losses}")
 
 
 def _text(value: Any) -> str:
