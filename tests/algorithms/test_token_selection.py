@@ -100,6 +100,7 @@ def test_what_is_read_and_filled_follows_from_the_parts() -> None:
     assert M2PO().reads == {"old_logprobs", "rollout_logprobs"}
     assert KLCov().fills == {"advantages", "high_covariance"}
     assert M2PO().compares
+    assert MaxRLAdvantage().compares
     assert "old_logprobs" in KL_COV.reads
 
 

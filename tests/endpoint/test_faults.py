@@ -174,7 +174,9 @@ def test_it_listens_on_loopback_and_a_free_port() -> None:
         async with scene("ok") as at:
             assert at.address.base_url == f"http://127.0.0.1:{at.endpoint.port}/v1"
             taken = Endpoint(at.endpoint.renderer, EndpointConfig(port=at.endpoint.port))
-            with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1:{at.endpoint.port}: "):
+            with pytest.raises(
+                ConfigError, match=f"can't listen on 127.0.0.1:{at.endpoint.port}: Address already in use; choose"
+            ):
                 taken.start()
             port = at.endpoint.port
         with pytest.raises(ConnectionRefusedError):

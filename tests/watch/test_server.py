@@ -240,7 +240,7 @@ def test_a_damaged_line_is_named_and_the_run_is_followed(run):
 
 
 def test_an_address_that_is_taken_is_an_error(run):
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="choose another --port"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="choose another port"):
         Watch([run], port=taken.getsockname()[1])
     with pytest.raises(ConfigError, match=r"can't listen on 203\.0\.113\.1"):
         Watch([run], host="203.0.113.1")

@@ -8,7 +8,6 @@ refused, and on loopback also requests for another host. Bodies and connections 
 import asyncio
 import logging
 import signal
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from whet.base.errors import ConfigError
+from whet.base.listening import listen
 from whet.base.strict_json import STRICT
 from whet.chat.calls import checked_arguments, why
 from whet.core.types import Task
@@ -117,10 +117,7 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
 async def serve(tasks: TaskSet, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serve until cancelled. ``ready`` is called with the address. Raises ``ConfigError`` if it can't listen there."""
     await check_single_turn(tasks)
-    try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}") from None
+    listener = listen(host, port)
     connections = Connections()
     settings = uvicorn.Config(
         application(tasks, host, connections), ws="none", log_config=None, log_level="critical", access_log=False,

@@ -10,13 +10,13 @@ belongs to one episode; after the end of the episode, its calls are answered wit
 import asyncio
 import contextlib
 import secrets
-import socket
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from whet.base.errors import ConfigError
 from whet.base.extras import extra
+from whet.base.listening import listen
 from whet.chat.renderer import Renderer
 from whet.endpoint.config import EndpointConfig
 from whet.endpoint.connections import Connections
@@ -79,11 +79,7 @@ class Endpoint:
             settings.load()
         except OSError as error:  # also of TLS
             raise ConfigError(f"can't use {certificate} with {key} for TLS: {error.strerror or error}") from None
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            listener = socket.create_server((host, self.port), family=family)
-        except OSError as error:
-            raise ConfigError(f"can't listen on {host}:{self.port}: {error.strerror or error}") from None
+        listener = listen(host, self.port)
         self.port = listener.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve([listener]))
 

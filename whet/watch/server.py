@@ -13,7 +13,6 @@ part of an address is a path of a file.
 import asyncio
 import contextlib
 import secrets
-import socket
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +24,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from whet.base.errors import ConfigError, DataError
+from whet.base.errors import DataError
 from whet.base.escaping import escape_controls
+from whet.base.listening import listen
 from whet.endpoint.connections import Connections
 from whet.endpoint.http_server import Server
 from whet.show.page import page
@@ -83,12 +83,7 @@ class Watch:
     def __init__(self, folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> None:
         self.runs = [WatchedRun(folder) for folder in folders]
         self.token = secrets.token_urlsafe(24)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._listener = socket.create_server((host, port), family=family)
-        except (OSError, OverflowError) as error:
-            reason = (getattr(error, "strerror", None) or str(error)).partition(" (")[0]
-            raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another --port or --host") from None
+        self._listener = listen(host, port)
         name = f"[{host}]" if ":" in host else host
         self.url = f"http://{name}:{self._listener.getsockname()[1]}/?token={self.token}"
         self._page = page(None, "whet watch")
