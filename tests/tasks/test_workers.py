@@ -210,3 +210,9 @@ def test_nothing_is_left_when_the_run_is_killed() -> None:
     while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < until:
         time.sleep(0.05)
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_lost_workers_inside_of_an_agent_are_counted() -> None:
+    environments = AgentTasks(taskset=WorkerTasks(taskset=Counting()), program="os:getpid").open()
+    environments.inner.workers[0].restarts = 3  # type: ignore[attr-defined]
+    assert environments.restarts == 3

@@ -156,6 +156,10 @@ class JudgeEnvironments(Environments):
         self._client = self._client or JudgeClient(self.judge)
         return self._client
 
+    @property
+    def restarts(self) -> int:
+        return self.inner.restarts
+
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()

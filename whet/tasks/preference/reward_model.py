@@ -59,6 +59,10 @@ class RewardedEnvironments(Environments):
         environments = self.inner if self.tasks.taskset.grades else _Ungraded()
         return RewardedEpisode(self, environments.make(task))
 
+    @property
+    def restarts(self) -> int:
+        return self.inner.restarts
+
     async def close(self) -> None:
         self.model.close()
         await called(self.inner.close)
