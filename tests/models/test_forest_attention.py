@@ -92,18 +92,14 @@ def forest(parents: list[int], lengths: list[int], seed: int = 0) -> tuple[Batch
     for parent, length in zip(parents, lengths, strict=True):
         paths.append([*(paths[parent] if parent >= 0 else []), *range(start, start + length)])
         start += length
-    position = torch.zeros(start, dtype=torch.long)
-    for path in paths:
-        position[path] = torch.arange(len(path))
     none = torch.zeros(0, dtype=torch.long)
     batch = Batch(
         tokens=torch.randint(0, 256, (start,), generator=torch.Generator().manual_seed(seed)),
-        position=position,
-        predictor=position,
-        sequence=position,
         trained=torch.zeros(start, dtype=torch.bool),
         segment_start=torch.tensor([sum(lengths[:i]) for i in range(len(lengths))]),
         segment_parent=torch.tensor(parents),
+        segment_position=torch.tensor([len(path) - length for path, length in zip(paths, lengths, strict=True)]),
+        segment_sequence=torch.full((len(parents),), -1),
         group=none,
         episode=none,
         reward=none.double(),

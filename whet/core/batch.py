@@ -64,12 +64,11 @@ class Batch:
     """
 
     tokens: Tensor = field(metadata=_TOKEN)  # [N] int64
-    position: Tensor = field(metadata=_TOKEN)  # [N] int64
-    predictor: Tensor = field(metadata=_TOKEN)  # [N] int64; the token that predicts it, -1: none
-    sequence: Tensor = field(metadata=_TOKEN)  # [N] int64; -1 where shared
     trained: Tensor = field(metadata=_TOKEN)  # [N] bool, the loss mask
     segment_start: Tensor = field(metadata=_SEGMENT)  # [segments] int64, ascending; the end is the next start
     segment_parent: Tensor = field(metadata=_SEGMENT)  # [segments] int64; -1: a root; parents come before children
+    segment_position: Tensor = field(metadata=_SEGMENT)  # [segments] int64, of the first token
+    segment_sequence: Tensor = field(metadata=_SEGMENT)  # [segments] int64; -1: shared
     group: Tensor = field(metadata=_SEQUENCE)  # [S] int64, index into group_uids
     reward: Tensor = field(metadata=_SEQUENCE)  # [S] float64
     truncated: Tensor = field(metadata=_SEQUENCE)  # [S] bool
@@ -121,6 +120,21 @@ class Batch:
         return torch.diff(self.segment_start, append=self.segment_start.new_tensor([len(self)]))
 
     @property
+    def position(self) -> Tensor:
+        """Each token's position after the start of its root, [N] int64."""
+        return concat_aranges(self.segment_position, self.segment_length)
+
+    @property
+    def predictor(self) -> Tensor:
+        """The index of the token that predicts each token, -1 for the first token of a root. [N] int64"""
+        return predictors(self.segment_start, self.segment_length, self.segment_parent)
+
+    @property
+    def sequence(self) -> Tensor:
+        """Each token's sequence, -1 where it is shared. [N] int64"""
+        return self.segment_sequence.repeat_interleave(self.segment_length, output_size=len(self))
+
+    @property
     def filled(self) -> frozenset[str]:
         """The names of the filled columns."""
         return frozenset(name for name in _COMMON if getattr(self, name) is not None) | self.columns.keys()
@@ -157,15 +171,16 @@ class Batch:
 
     def per_sequence(self, values: Tensor) -> Tensor:
         """Sum a token column over each sequence's trained tokens. [N] -> [S]"""
-        picked = torch.where(self.trained.to(values.device), values, torch.zeros_like(values))
-        return values.new_zeros(self.sequences).index_add(0, self.sequence.clamp(min=0).to(values.device), picked)
+        picked = values.masked_fill(~self.trained.to(values.device), 0)
+        return values.new_zeros(self.sequences).index_add(0, self.sequence.clamp_(min=0).to(values.device), picked)
 
     def per_token(self, values: Tensor) -> Tensor:
         """Broadcast each sequence's value to its trained tokens, 0 elsewhere. [S] -> [N]"""
         if not self.sequences:
             return values.new_zeros(len(self))
-        spread = values[self.sequence.clamp(min=0).to(values.device)]
-        return torch.where(self.trained.to(values.device), spread, torch.zeros_like(spread))
+        each = values[self.segment_sequence.clamp(min=0).to(values.device)]
+        spread = each.repeat_interleave(self.segment_length.to(values.device), output_size=len(self))
+        return spread.masked_fill_(~self.trained.to(values.device), 0)
 
     @property
     def trained_tokens(self) -> Tensor:
@@ -177,7 +192,12 @@ class Batch:
     @property
     def trained_per_sequence(self) -> Tensor:
         """Trained tokens per sequence, [S] int64."""
-        return self.per_sequence(self.trained.long())
+        last = self.segment_start + self.segment_length - 1
+        counted = torch.diff(
+            self.trained.cumsum(0, dtype=torch.int32)[last], prepend=last.new_zeros(1, dtype=torch.int32)
+        )
+        per_sequence = self.group.new_zeros(self.sequences + 1)  # the last element is for -1, "shared"
+        return per_sequence.index_add(0, self.segment_sequence % len(per_sequence), counted.long())[:-1]
 
     @property
     def first_branch(self) -> Tensor:
@@ -197,7 +217,7 @@ class Batch:
         runs: list[Tensor] = []  # of each segment, with its ancestors
         paths = [torch.zeros(0, dtype=torch.long)] * self.sequences
         for segment, (parent, sequence) in enumerate(
-            zip(self.segment_parent.tolist(), self.sequence[self.segment_start].tolist(), strict=True)
+            zip(self.segment_parent.tolist(), self.segment_sequence.tolist(), strict=True)
         ):
             tokens = torch.arange(start[segment], start[segment] + length[segment])
             runs.append(tokens if parent < 0 else torch.cat([runs[parent], tokens]))
@@ -236,7 +256,7 @@ class Batch:
         """
         selected = torch.zeros(self.sequences + 1, dtype=torch.bool)
         selected[sequences] = True  # the extra last element is for -1, "shared"
-        keep = selected[self.sequence[self.segment_start]]
+        keep = selected[self.segment_sequence]
         while True:  # until the parents of all kept segments are kept
             parents = self.segment_parent[keep]
             parents = parents[parents >= 0]
@@ -254,8 +274,7 @@ class Batch:
         kept = {"token": tokens, "sequence": sequences, "segment": segments}
         part = self._each(lambda column, axis: column[kept[axis]])
         part.segment_start, part.segment_parent = start, new_segment[part.segment_parent]
-        part.sequence = new_sequence[part.sequence]
-        part.predictor = predictors(start, length, part.segment_parent)
+        part.segment_sequence = new_sequence[part.segment_sequence]
         return part, tokens
 
     def minibatches(self, count: int, seed: int = 0) -> list[tuple[Batch, Tensor]]:

@@ -48,15 +48,15 @@ def columns_of(groups: Sequence[Group], share_prompts: bool) -> dict[str, Any]:
 
 def concat_aranges(start: Tensor, length: Tensor) -> Tensor:
     """Concatenate ``arange(start[i], start[i] + length[i])`` over all i. [runs], [runs] -> [sum of lengths]"""
-    offset = start - (length.cumsum(0) - length)
-    return torch.arange(int(length.sum())).add_(offset.repeat_interleave(length))
+    offset, count = start - (length.cumsum(0) - length), int(length.sum())
+    return torch.arange(count, device=start.device).add_(offset.repeat_interleave(length, output_size=count))
 
 
 def predictors(start: Tensor, length: Tensor, parent: Tensor) -> Tensor:
     """Return the index of the token that predicts each token: the previous one, for the first token of a segment the
     last of its parent, and -1 for the first token of a root. [N]"""
     last = start + length - 1
-    predictor = torch.arange(int(length.sum())) - 1
+    predictor = torch.arange(-1, int(length.sum()) - 1, device=start.device)
     predictor[start] = torch.where(parent < 0, -1, last[parent])
     return predictor
 
@@ -167,12 +167,11 @@ class _Forest:
         names = dict.fromkeys(name for episode in episodes for name in episode.scores)
         return {
             "tokens": _joined([piece.tokens for piece in self.pieces], torch.long, counts),
-            "position": concat_aranges(_whole(self.position), length),
-            "predictor": predictors(start, length, parent),
-            "sequence": _whole(self.sequence).repeat_interleave(length),
             "trained": trained,
             "segment_start": start,
             "segment_parent": parent,
+            "segment_position": _whole(self.position),
+            "segment_sequence": _whole(self.sequence),
             "group": _whole([sequence.group for sequence in self.sequences]),
             "episode": _whole([sequence.episode for sequence in self.sequences]),
             "reward": _numbers([episode.reward for episode in episodes]),

@@ -2,6 +2,7 @@
 number of micro-batches. Token weights are set before, so packing does not change the gradient."""
 
 from dataclasses import dataclass, replace
+from heapq import heapreplace
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def _pieces(batch: Batch, room: int, max_tokens: int, whole_groups: bool) -> lis
     """Return (tokens, sequences) of each piece that stays together: a group, or as many of its sequences as fit into
     ``room``, or a single sequence that is longer."""
     length, parent = batch.segment_length.tolist(), batch.segment_parent.tolist()
-    leaf = dict(zip(batch.sequence[batch.segment_start].tolist(), range(len(parent)), strict=True))
+    leaf = dict(zip(batch.segment_sequence.tolist(), range(len(parent)), strict=True))
     members: dict[int, list[int]] = {}
     for sequence, group in enumerate(batch.group.tolist()):
         members.setdefault(group, []).append(sequence)
@@ -80,12 +81,12 @@ def _pieces(batch: Batch, room: int, max_tokens: int, whole_groups: bool) -> lis
 def _spread(pieces: list[tuple[int, list[int]]], count: int, max_tokens: int) -> list[list[int]] | None:
     """Put pieces into bins, longest first, each into the emptiest bin; return None if a bin overflows."""
     bins: list[list[int]] = [[] for _ in range(count)]
-    load = [0] * count
+    loads = [(0, index) for index in range(count)]  # a heap
     for size, sequences in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
-        index = min(range(count), key=load.__getitem__)
-        if load[index] + size > max_tokens:
+        load, index = loads[0]
+        if load + size > max_tokens:
             return None
-        load[index] += size
+        heapreplace(loads, (load + size, index))
         bins[index] += sequences
     return bins
 
@@ -94,7 +95,10 @@ def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
     if sequences:
         return MicroBatch(*batch.select(torch.tensor(sorted(sequences))))
     # A rank without work still takes part in collectives: it gets one short sequence with an empty loss mask.
-    tokens_of = torch.bincount(batch.sequence[batch.sequence >= 0], minlength=batch.sequences)
+    unshared = batch.segment_sequence >= 0
+    tokens_of = torch.bincount(
+        batch.segment_sequence[unshared], batch.segment_length[unshared], minlength=batch.sequences
+    )
     shortest = int(torch.where(tokens_of > 0, tokens_of, len(batch) + 1).argmin())
     part, tokens = batch.select(torch.tensor([shortest]))
     return MicroBatch(idle(part), tokens)
