@@ -27,9 +27,20 @@ profiles:
 
 def problems(folder: Path, text: str) -> list[str]:
     (folder / "blend.yaml").write_text(BLEND)
+    (folder / "prompts.yaml").write_text(BLEND.replace("supervised", "prompts"))
+    (folder / "nemotron.yaml").write_text(BLEND.replace("supervised", "nemotron3_nano_rl"))
     with pytest.raises(RecipeError) as caught:
         jobs(write(folder, text))
     return [str(issue).replace(f"{folder}/", "") for issue in caught.value.issues]
+
+
+@pytest.mark.parametrize("rows", ["supervised", "prompts", "preference"])
+def test_prepared_rows_of_any_kind_with_a_prompt_can_be_tasks(rows: str, tmp_path: Path) -> None:
+    (tmp_path / "blend.yaml").write_text(BLEND.replace("supervised", rows))
+    (tmp_path / "rewards.py").write_text("def right(answer): return 1.0\n")
+    text = "stages:\n  p: {{type: prep, recipe: blend.yaml}}\n  a: {{type: train, recipe: grpo, data: p.train, "
+    reward = f"settings: {{{{data: {{{{reward: '{tmp_path}/rewards.py:right'}}}}}}}}}}}}\n"
+    assert list(jobs(write(tmp_path, text + reward))) == ["p", "a"]
 
 
 def test_the_order_follows_from_the_references_and_not_from_the_file(tmp_path: Path) -> None:
@@ -69,8 +80,10 @@ def test_a_profile_changes_stages_and_adds_others(tmp_path: Path) -> None:
          "pipeline.yaml:6: stages.a.reward_model: base.model is a model; expected a reward model"),
         ("p: {type: prep, recipe: blend.yaml}\n  a: {type: train, recipe: dpo, data: p.train}",
          "pipeline.yaml:3: stages.a.data: p.train holds rows of messages; the recipe reads prompt, chosen, rejected"),
-        ("p: {type: prep, recipe: blend.yaml}\n  a: {type: train, recipe: grpo, data: p.train}",
-         "pipeline.yaml:3: stages.a.data: p.train holds rows of messages; the recipe reads prompt"),
+        ("p: {type: prep, recipe: prompts.yaml}\n  a: {type: train, recipe: sft, data: p.train}",
+         "pipeline.yaml:3: stages.a.data: p.train holds rows of prompt; the recipe reads messages"),
+        ("p: {type: prep, recipe: nemotron.yaml}\n  a: {type: train, recipe: grpo, data: p.train}",
+         "p.train holds rows of responses_create_params; the recipe reads prompt or messages"),
         ("p: {type: prep, recipe: blend.yaml}\n  a: {type: train, recipe: sft, data: p.validation}",
          "pipeline.yaml:3: stages.a.data: stage 'p' has validation = 0, so it writes no validation rows"),
         ("base: {type: random_model}\n  a: {type: export, model: base.model}",

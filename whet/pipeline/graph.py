@@ -295,10 +295,13 @@ class _Builder:
             assert isinstance(source.stage, RowsOfAnswers)
             kind = _FORMS[source.stage.form]
         data = _data(job)
-        reads = data.kind.fields if isinstance(data, FileRows) else ("prompt",) if isinstance(data, Prompts) else None
-        if reads and kind.fields != reads:
-            fields = [", ".join(each) for each in (kind.fields, reads)]
-            self._complain(job.name, key, f"{reference} holds rows of {fields[0]}; the recipe reads {fields[1]}")
+        if isinstance(data, FileRows):
+            fits, read = kind.fields == data.kind.fields, ", ".join(data.kind.fields)
+        else:  # a row of messages is a prompt as well
+            fits, read = not isinstance(data, Prompts) or kind.fields[0] in ("prompt", "messages"), "prompt or messages"
+        if not fits:
+            fields = ", ".join(kind.fields)
+            self._complain(job.name, key, f"{reference} holds rows of {fields}; the recipe reads {read}")
 
     def _check_there(self, job: Job, key: str, text: str) -> None:
         """Complain if a file or folder that an input names doesn't exist. Models of recipes are checked elsewhere."""
