@@ -1,12 +1,17 @@
 """The use of devices is counted per step and per device, and continued by a resumed run."""
 
+import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+import whet
 from tests.toy import toy_recipe
 from whet.config import load
 from whet.metrics.sinks.jsonl import FILE, read_metrics
+from whet.run import machine
 from whet.run.recipe import Recipe
 from whet.run.run import resume, start
 from whet.run.usage import Usage
@@ -63,3 +68,24 @@ def test_a_run_reports_its_use_and_a_resumed_one_continues_the_sum(tmp_path, tin
     assert lines[-1]["time/device_hours"] == pytest.approx(hours)
     assert lines[-1]["time/cost"] == pytest.approx(2 * hours)
     assert all(line["time/learner/flops"] > 0 and 0 <= line["time/score_share"] <= 1 for line in lines)
+
+
+def test_the_peak_of_a_machine_is_that_of_all_threads_that_learn(tmp_path):
+    recipe = load(Recipe, "quickstart", []).value
+    rates = {"linear_float32": 50.0, "linear_bfloat16": 100.0}
+    decision = machine.Decision("bfloat16", "bfloat16", "measured", rates, {})
+    (tmp_path / machine.FILE).write_text(json.dumps(asdict(decision)))
+    facts = SimpleNamespace(hardware="", ranks=1, precision="bfloat16", threads=3)
+    usage = Usage.of(recipe, tmp_path, {"policy": SimpleNamespace(facts=facts)})
+    assert usage.peak == pytest.approx(0.3)
+
+
+def test_a_learner_counts_the_threads_of_its_compute_thread(tmp_path, tiny_model):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with whet.open(toy_recipe(tiny_model, steps=1), folder=tmp_path / "run") as run:
+            assert run.policy.learners["policy"].facts.threads == 3
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)

@@ -28,6 +28,7 @@ class LearnerFacts:
     device: str
     hardware: str  # the name of a GPU, empty for a CPU
     ranks: int
+    threads: int  # that compute on a rank's CPU
     forest: bool  # sequences can share their prompt, because the attention is whet's
     vocabulary: int  # rows of its output matrix
     steps_done: int  # optimizer steps, as of its last load

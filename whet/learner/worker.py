@@ -123,6 +123,7 @@ class LearnerWorker:
             str(self.device),
             torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "",
             self.info.ranks,
+            torch.get_num_threads(),
             supports_forest(hf) or (supports_prefix_fork(hf) and self._keeps_states()),
             int(hf.get_text_config().vocab_size),
             self.progress.step,

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from whet.learner.base import Learner, LearnerFacts
 from whet.metrics.sinks.jsonl import FILE, read_lines
 from whet.models.flops import peak_tflops
@@ -79,4 +77,4 @@ def _peak(folder: "Path", facts: LearnerFacts) -> float | None:
     if decision is None or decision.rates is None or facts.ranks > 1:
         return None
     rate = decision.rates.get(f"linear_{facts.precision}")
-    return None if rate is None else rate * torch.get_num_threads() / 1e3
+    return None if rate is None else rate * facts.threads / 1e3
