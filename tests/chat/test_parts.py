@@ -1,6 +1,7 @@
 """Contents in parts: the tokens of the joined text, except where a chat template writes parts in its own way."""
 
 import json
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.data.test_control_tokens import ORDINARY, RENDERERS, conversation, ho
 from tests.tiny import tiny_tokenizer
 from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
-from whet.core.content import TextPart, content_of, text_of
+from whet.core.content import ImagePart, Part, TextPart, content_of, image_urls, text_of, words_of
 from whet.core.types import Message
 
 ITERATES = (  # in the manner of vision models: a content is a text or a list of parts
@@ -117,3 +118,29 @@ def test_contents_are_read_as_clients_write_them() -> None:
     with pytest.raises(ValueError, match="must be a text or a list of parts"):
         content_of(None)
     assert json.loads(json.dumps(content_of([{"text": "é"}]))) == [part("é")]
+
+
+def test_words_leave_out_images_and_urls_keep_their_order() -> None:
+    parts: list[Part] = [
+        {"type": "text", "text": "Left: "},
+        {"type": "image", "url": "data:image/png;base64,AA=="},
+        {"type": "text", "text": "right: "},
+        {"type": "image", "url": "data:image/png;base64,AQ=="},
+    ]
+    assert words_of(parts) == "Left: right: "
+    assert image_urls([{"role": "system", "content": "x"}, {"role": "user", "content": parts}]) == [
+        "data:image/png;base64,AA==",
+        "data:image/png;base64,AQ==",
+    ]
+
+
+def test_a_reader_of_images_reads_parts_of_images_only() -> None:
+    def read(part: Mapping[str, object]) -> ImagePart:
+        return {"type": "image", "url": str(part["image"])}
+
+    assert content_of([{"type": "image", "image": "a"}, {"type": "text", "text": "b"}], read) == [
+        {"type": "image", "url": "a"},
+        {"type": "text", "text": "b"},
+    ]
+    with pytest.raises(ValueError, match="must hold texts and images only, not a part of type 'input_audio'"):
+        content_of([{"type": "input_audio"}], read)

@@ -1,7 +1,7 @@
-"""The content of a message: a text, or a list of parts. Parts of text alone are supported; an image is refused in
-words, wherever a content is read."""
+"""The content of a message: a text, or a list of parts, each a text or an image. An image is refused in words wherever
+only texts can be used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from whet.base.errors import DataError
@@ -18,10 +18,10 @@ class TextPart(TypedDict):
 
 
 class ImagePart(TypedDict):
-    """An image in a content. Declared, and not supported yet."""
+    """An image in a content, for models with a vision tower (``model.vision``)."""
 
     type: Literal["image"]
-    url: str
+    url: str  # a data URL (RFC 2397) of a PNG or JPEG file, "data:image/png;base64,..."
 
 
 Part = TextPart | ImagePart
@@ -38,6 +38,22 @@ def text_of(content: Content, where: str = "a message") -> str:
     return content if isinstance(content, str) else "".join(_text(part, where) for part in content)
 
 
+def words_of(content: Content) -> str:
+    """Return the texts of the content, joined, without its images: what a grader, a search or a count reads.
+
+    >>> words_of([{"type": "image", "url": "data:image/png;base64,"}, {"type": "text", "text": "How many?"}])
+    'How many?'
+    """
+    return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
+
+
+def image_urls(messages: Iterable["Message"]) -> list[str]:
+    """Return the data URLs of all images of the messages, in order."""
+    contents = (message["content"] for message in messages)
+    parts = (part for content in contents if not isinstance(content, str) for part in content)
+    return [part["url"] for part in parts if part["type"] == "image"]
+
+
 def in_text(messages: Sequence["Message"], where: str = "") -> list["Message"]:
     """Return the messages with each content as text. Raises ``DataError`` naming the message with a part that is not a
     text; ``where`` says what the messages belong to, as in ``" of task 17"``."""
@@ -49,9 +65,10 @@ def in_text(messages: Sequence["Message"], where: str = "") -> list["Message"]:
     ]
 
 
-def content_of(value: object) -> Content:
+def content_of(value: object, image: Callable[[Mapping[str, object]], ImagePart] | None = None) -> Content:
     """Return a content as clients and data sets write it, where a part of text may have the type ``output_text``, say,
-    or none. Raises ``ValueError`` for anything else."""
+    or none. ``image`` reads a part of an image; without it images are refused. Raises ``ValueError`` for anything
+    else."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -62,9 +79,12 @@ def content_of(value: object) -> Content:
         match part:
             case {"text": str(text)} | {"refusal": str(text)} if kind.endswith(("text", "refusal", "None")):
                 parts.append({"type": "text", "text": text})
+            case Mapping() if image is not None and "image" in kind:
+                parts.append(image(part))
             case _:
                 why = " (images are not supported yet)" if "image" in kind else ""
-                raise ValueError(f"must hold text only, not a part of type {kind!r}{why}")
+                what = "text only" if image is None else "texts and images only"
+                raise ValueError(f"must hold {what}, not a part of type {kind!r}{why}")
     return parts
 
 
