@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 MODULES = {
+    "pillow": "PIL",
     "megatron-core": "megatron",
     "mlflow-skinny": "mlflow",
     "math-verify": "math_verify",

@@ -14,22 +14,26 @@ _CHUNK = 1 << 20
 _SILENCE = 30.0  # seconds without a byte
 
 
-def fetch_file(url: str, suffix: str = ".jsonl", deadline: float = 1800.0) -> Path:
+def fetch_file(url: str, suffix: str = ".jsonl", deadline: float = 1800.0, most: int | None = None) -> Path:
     """Return the local copy of ``https://.../rows.jsonl#sha256=...``, in ``data`` of the cache. Raises ``DataError``
-    for an address without a hash, an address that can't be reached, and a file with another hash."""
+    for an address without a hash, an address that can't be reached, a file with another hash, and one of more than
+    ``most`` bytes."""
     address, _, digest = url.partition("#sha256=")
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise DataError(f"{url!r} must end in #sha256= and the hash of the file as sha256sum prints it: 64 digits")
     cached = cache_folder().parent / "data" / f"{digest}{suffix}"
     if cached.is_file():
         return cached
-    actual, ends = hashlib.sha256(), time.monotonic() + deadline
+    actual, ends, size = hashlib.sha256(), time.monotonic() + deadline, 0
     with replacing(cached) as staging, staging.open("wb") as file:
         try:
             with urlopen(address, timeout=_SILENCE) as reply:
                 while chunk := reply.read1(_CHUNK):
                     actual.update(chunk)
                     file.write(chunk)
+                    size += len(chunk)
+                    if most is not None and size > most:
+                        raise DataError(f"{address} has more than {most:,} bytes")
                     if time.monotonic() > ends:
                         raise TimeoutError(f"it took longer than {deadline:g} s")
         except OSError as error:
