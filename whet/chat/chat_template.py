@@ -36,6 +36,24 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, generate: bool = False
     ) -> str:
         """Return the rendering of messages as ``written`` returns them."""
+        return self._apply(
+            [_in_parts(message) for message in messages] if self._parts_only else messages, tools, generate
+        )
+
+    @cached_property
+    def _parts_only(self) -> bool:
+        """Return whether the template writes contents only as lists of parts, as some of models with images do."""
+        asked: Message = {"role": "user", "content": QUESTION}
+        with contextlib.suppress(DataError):
+            if QUESTION in self._apply([asked]):
+                return False
+        with contextlib.suppress(DataError):
+            return QUESTION in self._apply([_in_parts(asked)])
+        return False
+
+    def _apply(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, generate: bool = False
+    ) -> str:
         from jinja2 import TemplateError
 
         try:
@@ -166,6 +184,11 @@ def without_end(text: str, closing: str) -> str:
 def opened(chat: ChatTemplate) -> bool:
     """Return whether the prompt ends with the opening mark of a thought."""
     return chat.marks is not None and opens_thought(chat.question(), chat.marks)
+
+
+def _in_parts(message: Message) -> Message:
+    content = message["content"]
+    return message | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _in_json(call: ToolCall) -> Any:

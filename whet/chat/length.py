@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from whet.chat.thinking import CLOSE
-from whet.core.content import text_of
+from whet.core.content import words_of
 from whet.core.types import Message
 
 _QUICK = 8  # characters per token of the limit up to which rendering is quick
@@ -35,7 +35,7 @@ def longer_than(
 
 def _texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
     for message in messages:
-        yield text_of(message["content"])
+        yield words_of(message["content"])
         yield message.get("reasoning_content", "")
     yield from _calls(messages, tools)
 
@@ -43,7 +43,7 @@ def _texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) 
 def _written_texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
     """Yield the texts that every template writes: no thoughts of earlier replies, no white space around a text."""
     for message in messages:
-        content = text_of(message["content"])
+        content = words_of(message["content"])
         yield (content.rpartition(CLOSE)[2] if message["role"] == "assistant" else content).strip()
     yield from _calls(messages, tools)
 

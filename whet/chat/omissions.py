@@ -6,7 +6,7 @@ from typing import Any
 
 from whet.base.errors import DataError
 from whet.chat.chat_template import ChatTemplate
-from whet.core.content import in_text, text_of
+from whet.core.content import words_of
 from whet.core.types import Message
 
 _EVERYWHERE = ("system", "user", "assistant")  # roles that every template supports
@@ -15,7 +15,8 @@ _EVERYWHERE = ("system", "user", "assistant")  # roles that every template suppo
 def left_out(chat: ChatTemplate, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> str | None:
     """Return the part of a conversation that the template omits: the tools, the tool calls of a reply, or a message
     of a role other than system, user and assistant. None if it omits nothing."""
-    messages, tools = chat.written(in_text(messages), tools)
+    messages = [message | {"content": words_of(message["content"])} for message in messages]
+    messages, tools = chat.written(messages, tools)
     if not tools and all(message["role"] in _EVERYWHERE and not message.get("tool_calls") for message in messages):
         return None
     whole = chat.apply(messages, tools)
@@ -27,7 +28,7 @@ def left_out(chat: ChatTemplate, messages: Sequence[Message], tools: list[dict[s
         if message.get("tool_calls"):
             without[index] = {"role": "assistant", "content": message["content"]}
         elif message["role"] not in _EVERYWHERE:
-            without[index] = {**message, "content": text_of(message["content"]) + "x"}
+            without[index] = {**message, "content": words_of(message["content"]) + "x"}
             what = f"a message of the role {message['role']!r}"
         else:
             continue

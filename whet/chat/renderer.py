@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from whet.base.errors import ConfigError, DataError
 from whet.chat.call_formats import SAMPLE_TOOL, SAMPLES, CallFormat, format_of, reads_back
@@ -23,7 +23,7 @@ from whet.chat.replies import Replies, ReplyFormat, ResponseTemplate
 from whet.chat.thinking import TAGS, with_thought
 from whet.chat.turns import Turns
 from whet.config.nearest import did_you_mean
-from whet.core.content import text_of
+from whet.core.content import image_urls, text_of
 from whet.core.types import Message
 
 PLAIN = (
@@ -31,6 +31,21 @@ PLAIN = (
     "{% if add_generation_prompt %}### assistant\n{% endif %}"
 )
 _SET_HERE = {"messages", "tools", "add_generation_prompt"}
+
+
+class ImageTokens(Protocol):
+    """The tokens of images in a prompt; see ``whet.models.images``."""
+
+    mark: int
+    """The token that the chat template writes for an image."""
+
+    def tokens(self, url: str) -> Sequence[int]:
+        """Return the tokens that stand for the image with this data URL."""
+        ...
+
+    def marked(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens with the tokenizer's token of an image instead of each placeholder."""
+        ...
 
 
 class Renderer:
@@ -42,10 +57,12 @@ class Renderer:
         chat_template: str | None = None,
         arguments: Mapping[str, Any] | None = None,
         tools_as_text: bool = False,
+        images: ImageTokens | None = None,
     ) -> None:
         """``chat_template``: None for the tokenizer's own, ``"plain"`` for a simple built-in one, or Jinja text.
         ``arguments`` are passed to the template, e.g. ``{"enable_thinking": False}``. With ``tools_as_text``, the
-        template gets tools, calls and results as plain text (``tools_as_text.py``).
+        template gets tools, calls and results as plain text (``tools_as_text.py``). ``images`` gives the tokens of
+        images; without it messages with images are refused.
 
         Raises ``ConfigError`` without a template, for an argument that the template doesn't read, and for a template
         that can't be rendered by appending.
@@ -64,7 +81,8 @@ class Renderer:
         if self.template == PLAIN and not tokenizer.eos_token:
             raise ConfigError("chat_template 'plain' ends messages with the eos token, and this tokenizer has none")
         self.chat = ChatTemplate(tokenizer, self.template, arguments or {}, tools_as_text)
-        self._turns = Turns(self.chat)
+        self.images = images
+        self._turns = Turns(self.chat, images is not None)
         self._control = self._turns.control
         self.end_of_turn = self._turns.end
         closing = self._control.encode(self._turns.closing)
@@ -77,7 +95,9 @@ class Renderer:
 
     def render_prompt(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Return the tokens up to the beginning of the assistant's reply."""
-        return self._control.encode(self._turns.render(messages, generate=True, tools=tools))
+        return self._with_images(
+            self._control.encode(self._turns.render(messages, generate=True, tools=tools)), messages
+        )
 
     def render_reply(
         self, messages: Sequence[Message], reply: Message, tools: list[dict[str, Any]] | None = None
@@ -103,7 +123,7 @@ class Renderer:
 
     def render_whole(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Return the tokens of a finished conversation, as ``apply_chat_template`` renders it, for a reward model."""
-        return self._control.encode(self._turns.render(messages, tools=tools))
+        return self._with_images(self._control.encode(self._turns.render(messages, tools=tools)), messages)
 
     def render_next(self, history: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """Return the tokens to append to ``history``, which ends with a sampled reply: the end of the assistant's turn,
@@ -111,6 +131,7 @@ class Renderer:
         before, after = self._turns.after(messages)
         head, whole = self._control.encode(before), self._control.encode(before + after)
         tokens = whole[len(head) :] if whole[: len(head)] == head else self._control.encode(after)
+        tokens = self._with_images(tokens, messages)
         ended = bool(history) and history[-1] in self.stop_token_ids
         if ended and tokens and (tokens[0] == history[-1] or tokens[0] in self._turns.closers):
             return tokens[1:]
@@ -129,7 +150,8 @@ class Renderer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of the tokens, including special tokens."""
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        shown = list(tokens) if self.images is None else self.images.marked(tokens)
+        return self.tokenizer.decode(shown, skip_special_tokens=False)
 
     def parse_reply(self, tokens: Sequence[int], tools: list[dict[str, Any]] | None = None) -> Message:
         """Return the assistant's message of sampled tokens, without the end of its turn. Code points that are not
@@ -186,6 +208,16 @@ class Renderer:
             if format is not None and not several_turns and not reads_back(format, both):
                 return None
         return format
+
+    def _with_images(self, tokens: list[int], messages: Sequence[Message]) -> list[int]:
+        """Return the tokens with those of each image instead of the template's mark for it."""
+        if self.images is None or not (urls := image_urls(messages)):
+            return tokens
+        mark, marks = self.images.mark, tokens.count(self.images.mark)
+        if marks != len(urls):
+            raise DataError(f"the chat template writes {marks} marks of images for {len(urls)} images")
+        following = iter(urls)
+        return [one for token in tokens for one in (self.images.tokens(next(following)) if token == mark else (token,))]
 
     def _as_sampled(self, number: int) -> str:
         """Return the text that a model samples for the first ``SAMPLES``."""

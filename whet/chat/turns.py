@@ -9,7 +9,7 @@ from whet.base.errors import ConfigError, DataError
 from whet.chat.chat_template import CALL_ENDS, QUESTION, ChatTemplate, without_end
 from whet.chat.control_tokens import ControlTokens
 from whet.chat.parts import render_contents
-from whet.core.content import in_text
+from whet.core.content import words_of
 from whet.core.types import Message, ToolCall
 
 _REPLY = "whetreplywhet"  # a reply in conversations that are rendered only to find the template's texts around it
@@ -19,9 +19,10 @@ class Turns:
     """Renders conversations hidden (``control_tokens.py``), and finds the ends of turns. Raises ``ConfigError`` unless
     the template allows appending."""
 
-    def __init__(self, chat: ChatTemplate) -> None:
+    def __init__(self, chat: ChatTemplate, images: bool = False) -> None:
+        """``images``: messages may have images, which the template marks."""
         tokenizer = chat.tokenizer
-        self.chat = chat
+        self.chat, self.images = chat, images
         self.control = ControlTokens(tokenizer, chat.text, self._marks())
         special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         question: list[Message] = [{"role": "user", "content": "x"}]
@@ -76,7 +77,7 @@ class Turns:
         def render(messages: Sequence[Message]) -> str:
             return self.control.render(apply, *self.chat.written(messages, tools))
 
-        return render_contents(self.control, render, messages)
+        return render_contents(self.control, render, messages, self.images)
 
     def after(self, messages: Sequence[Message]) -> tuple[str, str]:
         """Return the hidden text up to the end of some reply, and the text that follows it: the end of the turn, the
@@ -123,7 +124,7 @@ class Turns:
     def _unused(messages: Sequence[Message]) -> str:
         """Return a text that the messages don't contain."""
         text = _REPLY
-        while text in repr(in_text(messages)):
+        while any(text in repr({**message, "content": words_of(message["content"])}) for message in messages):
             text += _REPLY
         return text
 

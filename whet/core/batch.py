@@ -63,7 +63,7 @@ class Batch:
         batch.column("difficulty")
     """
 
-    tokens: Tensor = field(metadata=_TOKEN)  # [N] int64
+    tokens: Tensor = field(metadata=_TOKEN)  # [N] int64; below 0: a placeholder of an image, see whet.core.images
     trained: Tensor = field(metadata=_TOKEN)  # [N] bool, the loss mask
     segment_start: Tensor = field(metadata=_SEGMENT)  # [segments] int64, ascending; the end is the next start
     segment_parent: Tensor = field(metadata=_SEGMENT)  # [segments] int64; -1: a root; parents come before children
@@ -76,6 +76,8 @@ class Batch:
     group_uids: tuple[str, ...] = ()
     distribution: Distribution = field(default_factory=Distribution)  # under which log-probs are computed
     scores: dict[str, Tensor] = field(default_factory=dict)  # [S] float64 each; nan where missing, 0 if truncated
+    images: tuple[str, ...] = ()  # data URLs
+    image: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] int64; index into images, -1: not an image
     weight: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; share of the optimizer step
     turn_rewards: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; at the last token of each reply
     replies_before: Tensor | None = field(default=None, metadata=_SEQUENCE)  # [S] int64; replies inherited as context
@@ -275,6 +277,10 @@ class Batch:
         part = self._each(lambda column, axis: column[kept[axis]])
         part.segment_start, part.segment_parent = start, new_segment[part.segment_parent]
         part.segment_sequence = new_sequence[part.segment_sequence]
+        if part.image is not None:
+            used, part.image = torch.unique(part.image, return_inverse=True)  # -1, if present, comes first
+            part.image -= int((used < 0).sum())
+            part.images = tuple(self.images[index] for index in used[used >= 0].tolist())
         return part, tokens
 
     def minibatches(self, count: int, seed: int = 0) -> list[tuple[Batch, Tensor]]:

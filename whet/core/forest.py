@@ -11,6 +11,7 @@ import numpy as np
 from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 from whet.core.expert_ids import decode, encode, experts_per_token
+from whet.core.images import images_of
 from whet.core.types import Episode, Group, Span, Status, Trajectory
 
 MIN_COMMON_PREFIX = 16  # tokens; below this, one more level of attention costs more than it saves
@@ -77,6 +78,7 @@ class _Forest:
 
     def __init__(self) -> None:
         self.pieces: list[Span] = []  # the part of each span that is in a segment, in order
+        self.branches: list[Trajectory] = []  # the trajectory of each piece
         self.length: list[int] = []  # per segment
         self.parent: list[int] = []
         self.sequence: list[int] = []
@@ -130,6 +132,7 @@ class _Forest:
         """Add a shared segment: the tokens of ``first``, and of other sequences, from ``depth``. The expert ids are
         taken from ``first``."""
         self.pieces.append(Span(tokens, False, experts=_experts_of(first, depth, depth + len(tokens))))
+        self.branches.append(first.trajectory)
         return self._segment(len(tokens), parent, sequence=-1)
 
     def add_unshared(self, sequence: _Sequence, parent: int, shared: int) -> None:
@@ -145,6 +148,7 @@ class _Forest:
                     )
             if skip < count:
                 self.pieces.append(_drop_first(span, skip) if skip else span)
+                self.branches.append(sequence.trajectory)
             size += count
         if not size:
             raise DataError(f"group {sequence.uid!r} has a trajectory without tokens")
@@ -174,9 +178,19 @@ class _Forest:
         episodes = [self.episodes[sequence.episode] for sequence in self.sequences]
         before = [_replies_before(sequence.trajectory) for sequence in self.sequences]
         names = dict.fromkeys(name for episode in episodes for name in episode.scores)
+        tokens = _joined([piece.tokens for piece in self.pieces], torch.long, counts)
+        images: tuple[str, ...] = ()
+        image = None
+        if len(tokens) and int(tokens.min()) < 0:
+            images, of_token = images_of(
+                [piece.tokens for piece in self.pieces], [branch.messages for branch in self.branches]
+            )
+            image = torch.from_numpy(of_token)
         return {
             "group_uids": tuple(self.uids),
-            "tokens": _joined([piece.tokens for piece in self.pieces], torch.long, counts),
+            "tokens": tokens,
+            "images": images,
+            "image": image,
             "trained": trained,
             "segment_start": start,
             "segment_parent": parent,

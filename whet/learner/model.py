@@ -23,7 +23,8 @@ from whet.models.compiled import compile_layers
 from whet.models.config import AttentionKernel, AttentionName, ModelConfig
 from whet.models.device import placed
 from whet.models.head import ValueHead, head_of
-from whet.models.loading import load_model
+from whet.models.images import ImageProcessor, embedded
+from whet.models.loading import load_images, load_model
 from whet.models.shards import WHOLE, Shards
 from whet.models.stages import StageInput
 from whet.parallel.mesh import Ranks
@@ -36,10 +37,17 @@ class LearnerModel(nn.Module):
     """A module, so that hooks around it (of sharded parameters) cover all of it: the weights of the model's head are
     read in ``forward``, and the head itself is not called."""
 
-    def __init__(self, model: nn.Module, value_head: ValueHead | None, precision: Precision) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        value_head: ValueHead | None,
+        precision: Precision,
+        images: ImageProcessor | None = None,
+    ) -> None:
         super().__init__()
         self.model, self.value_head, self.precision = model, value_head, precision
         self.device = torch.device("cpu")  # the device of its computations
+        self.images = images  # of a model that reads images
         self.attention: AttentionKernel = "blocks"
         self.lockstep = False  # other ranks run the layers at the same time
         self.shards: Shards = WHOLE
@@ -63,8 +71,17 @@ class LearnerModel(nn.Module):
         returned.
         """
         with autocast(self.precision, self.device):
+            embeddings = None
+            if self.images is not None and batch.images:
+                embeddings = embedded(self.model, batch, self.images)
             hidden = forest_hidden(
-                self.model, batch, self.shards.tokens, stage_input, attention=self.attention, lockstep=self.lockstep
+                self.model,
+                batch,
+                self.shards.tokens,
+                stage_input,
+                attention=self.attention,
+                lockstep=self.lockstep,
+                embeddings=embeddings,
             )
             if stage_input is not None and not stage_input.stage.last:
                 return hidden
@@ -199,10 +216,11 @@ def build_whole(
     dtype = weight_dtype(precision)
     model: Any = load_model(config, dtype=dtype, train=train, seed=seed, empty=device.type == "meta")
     keep_in_bfloat16(model, precision)
+    images = None if config.vision is None else load_images(config)
     if not value_head:
-        return LearnerModel(model, None, precision)
+        return LearnerModel(model, None, precision, images)
     output = model.get_output_embeddings()
     if output.weight is not model.get_input_embeddings().weight:
         output.requires_grad_(False)  # its logits are not used
     head = ValueHead(model.config.get_text_config().hidden_size, seed=seed, device=device)
-    return LearnerModel(model, head.to(dtype).requires_grad_(train), precision)
+    return LearnerModel(model, head.to(dtype).requires_grad_(train), precision, images)

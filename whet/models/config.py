@@ -10,6 +10,7 @@ from whet.config.base import within
 from whet.fetch import smollm2
 from whet.fetch.model import absolute_path, check_model
 
+Vision = Literal["frozen", "trained"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionKernel = Literal["blocks", "flex", "varlen"]
 AttentionName = Literal["auto", "blocks", "flex", "varlen"]
@@ -54,6 +55,9 @@ class ModelConfig(Config):
 
     path: str = smollm2.NAME
     lora: LoraSettings | None = None
+    vision: Vision | None = None
+    """Read images: load the model's vision tower, and train it or keep it ``frozen``; the layers between tower and
+    decoder are always trained. None: text only."""
     trust_remote_code: bool = False
     """Lets a model's folder run its own Python code."""
     revision: str | None = None
@@ -76,4 +80,6 @@ def check_models(config: Config) -> None:
         if isinstance(part, ModelConfig):
             if part.lora is not None:
                 require("lora", "model.lora", "peft")
+            if part.vision is not None:
+                require("images", "model.vision", "PIL")
             check_model(part.path)

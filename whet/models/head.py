@@ -142,7 +142,7 @@ def check_head(model: "PreTrainedModel") -> None:
     tokens = torch.tensor([[1, 2, 3]], device=head.weight.device) % head.weight.shape[0]
     extra = (
         {"whet_forest": ForestLayout.of_lengths([3], tokens.device)}
-        if model.config._attn_implementation == NAME
+        if model.config.get_text_config()._attn_implementation == NAME
         else {}
     )
     training = model.training

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from whet.models.images import ImageProcessor
+
 log = logging.getLogger(__name__)
 
 _OF_EXPERTS = {"gate", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "experts", "w1", "w2", "w3"}
@@ -64,6 +66,20 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
         raise WhetError(f"model {config.path!r}: no tokenizer could be read from {folder}: {error}") from error
 
 
+def load_images(config: ModelConfig) -> "ImageProcessor":
+    """Return the model's processor of images. Raises ``WhetError`` if it has none."""
+    from whet.models.images import ImageProcessor
+
+    return ImageProcessor.of(resolve(config), load_model_config(config))
+
+
+def architecture(vision: bool) -> Any:
+    """Return the automatic class of transformers that builds a model, with its vision tower or of its text alone."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if vision else AutoModelForCausalLM
+
+
 def load_model(
     config: ModelConfig, *, dtype: torch.dtype, train: bool = True, seed: int = 0, empty: bool = False
 ) -> "PreTrainedModel | PeftModel":
@@ -75,14 +91,18 @@ def load_model(
     """
     from whet.models.families import select_attention
     from whet.models.head import check_head
+    from whet.models.images import freeze_tower
     from whet.models.moe.experts import use_grouped_experts
 
     model = _empty(config, dtype) if empty else _with_weights(config, dtype)
     use_grouped_experts(model)
-    if not select_attention(model, check=not empty):
+    images = None if config.vision is None else load_images(config)
+    if not select_attention(model, images, check=not empty):
         log.warning("%s has layers whose state can't be copied: prompts are computed once per answer", config.path)
     if not empty:
         check_head(model)
+    if config.vision == "frozen":
+        freeze_tower(model)
     if config.lora is not None and train:
         model = _with_lora(model, config.lora, seed)
     if not train:
@@ -91,7 +111,6 @@ def load_model(
 
 
 def _with_weights(config: ModelConfig, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     folder = resolve(config)
@@ -101,7 +120,7 @@ def _with_weights(config: ModelConfig, dtype: torch.dtype) -> Any:
         )
     disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = architecture(config.vision is not None).from_pretrained(
             folder,
             dtype=dtype,
             use_safetensors=True,
@@ -125,10 +144,8 @@ def _cannot_load(folder: Path, error: Exception) -> WhetError:
 
 
 def _empty(config: ModelConfig, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
+        return architecture(config.vision is not None).from_config(
             load_model_config(config), dtype=dtype, trust_remote_code=config.trust_remote_code
         )
 
@@ -137,9 +154,14 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
     with extra("lora", "model.lora"):
         from peft import LoraConfig, get_peft_model
 
+    from whet.models.attention.forest import decoder_of
+    from whet.models.images import outside_decoder
+
     settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
     settings |= {"use_rslora": lora.rank_stabilized, "use_dora": lora.dora}
     targets = lora_targets(model, lora)
+    if outside := outside_decoder(model, decoder_of(model)):
+        settings["exclude_modules"] = outside  # images are read as the base model reads them
     if lora.experts:
         from whet.models.moe.expert_lora import expert_parameters
 

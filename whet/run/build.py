@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 def build_renderer(recipe: "Recipe") -> "Renderer":
     """Load the model's tokenizer with the recipe's chat template, or else its own."""
     from whet.chat.renderer import Renderer
-    from whet.models.loading import load_tokenizer
+    from whet.models.loading import load_images, load_tokenizer
 
-    return Renderer(load_tokenizer(recipe.model), recipe.chat_template, recipe.template_arguments, recipe.tools_as_text)
+    model = recipe.model
+    images = None if model.vision is None else load_images(model)
+    return Renderer(
+        load_tokenizer(model), recipe.chat_template, recipe.template_arguments, recipe.tools_as_text, images
+    )
 
 
 def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Engine[Any]":

@@ -124,9 +124,13 @@ _OWN_MASKS = {"doge", "moshi", "nemotron", "phimoe"}
 def supports_forest(hf_config: "PretrainedConfig") -> bool:
     """Return whether all layers use transformers' attention interface. Recurrent, convolutional and linear attention
     layers carry a state along the row, so their batches must be laid out with unshared prompts."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    )
 
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    architecture = architecture or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(hf_config), None)
     if architecture is None or isinstance(architecture, tuple) or hf_config.is_encoder_decoder:
         return False
     kinds = set(getattr(hf_config.get_text_config(), "layer_types", None) or [])
@@ -146,7 +150,14 @@ def use_forest_attention(model: "PreTrainedModel") -> None:
             "lay its batches out with share_prompts=False"
         )
     register()
-    model.set_attn_implementation(NAME)
+    select_in_decoder(model, NAME)
+
+
+def select_in_decoder(model: "PreTrainedModel", attention: str) -> None:
+    """Select an attention implementation in the decoder; a vision tower keeps its own."""
+    text = model.config.get_text_config()
+    part = next((name for name in model.config.sub_configs if getattr(model.config, name, None) is text), None)
+    model.set_attn_implementation(attention if part is None else {part: attention})
 
 
 def unwrapped(model: nn.Module) -> Any:
@@ -181,6 +192,7 @@ def forest_hidden(
     *,
     attention: AttentionKernel = "blocks",
     lockstep: bool = False,
+    embeddings: Tensor | None = None,
 ) -> Tensor:
     """Return the final hidden states of every token of a batch, [N, H], as if each sequence had been run alone.
 
@@ -189,8 +201,10 @@ def forest_hidden(
     including padding, [1, n, H]. ``attention`` selects the implementation. A model without forest attention runs
     segments as rows (see ``states``) and can't be distributed; with ``lockstep``, which means that other ranks run the
     layers at the same time, it runs in one call, without shared segments. Layers get the batch's experts; see
-    ``routing``.
+    ``routing``. ``embeddings``, [N, H], replace those of the tokens; see ``whet.models.images``.
     """
+    if embeddings is None and batch.images:
+        raise WhetError("the batch has images, and the model reads none; set model.vision to frozen or trained")
     decoder = decoder_of(model) if stage_input is None else stage_decoder(decoder_of(model), stage_input.stage)
     entering = None if stage_input is None else stage_input.hidden
     device = decoder.get_input_embeddings().weight.device if entering is None else entering.device
@@ -198,6 +212,8 @@ def forest_hidden(
     if decoder.config._attn_implementation == NAME:
         padding = (0, tokens.padded(len(batch)) - len(batch))
         here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(len(batch) + padding[1])])
+        if embeddings is not None:
+            entering = F.pad(embeddings, (0, 0, *padding))[placed(here, device)][None]
         more: dict[str, Tensor] = {}
         if batch.experts is not None:
             more["whet_experts"] = placed(F.pad(batch.experts, (0, 0, 0, 0, *padding), value=-1)[here], device)
@@ -213,6 +229,8 @@ def forest_hidden(
             return packed
         hidden = tokens.gather(packed[0])
         return hidden[: len(batch)]
+    if embeddings is not None:
+        raise WhetError(f"{type(decoder).__name__} has layers that are not plain attention; it can't read images yet")
     parents = batch.segment_parent.tolist()
     stateless = decoder.training and decoder.is_gradient_checkpointing  # layers then get no cache
     if max(parents) >= 0 and (lockstep or stateless or not supports_prefix_fork(decoder.config)):

@@ -1,0 +1,235 @@
+"""Images in a model: hidden states, log-probs and gradients as in transformers' own code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import tiny_tokenizer
+from tests.tiny_vision import asked, picture, save_tiny_vision
+from whet.base.errors import DataError, WhetError
+from whet.chat.renderer import Renderer
+from whet.core.batch import Batch
+from whet.core.images import placeholders
+from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
+from whet.learner.model import LearnerModel, build_whole
+from whet.models.config import LoraSettings, ModelConfig
+from whet.models.images import ImageProcessor, open_image
+from whet.models.loading import load_images, load_model, load_tokenizer
+
+RED, BLUE = picture("red"), picture("blue")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vision")
+    save_tiny_vision(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiles")
+    save_tiny_vision(path, split=True)
+    return path
+
+
+def renderer_of(folder: Path) -> Renderer:
+    config = ModelConfig(path=str(folder), vision="trained")
+    return Renderer(load_tokenizer(config), images=load_images(config))
+
+
+def answered(renderer: Renderer, question: list[Message], *answers: str) -> Group:
+    prompt = renderer.render_prompt(question)
+    replies: list[Message] = [{"role": "assistant", "content": answer} for answer in answers]
+    branches = [
+        Trajectory([Span(prompt, False), Span(renderer.render_reply(question, reply), True)], [*question, reply])
+        for reply in replies
+    ]
+    return Group(repr(answers), Task("", question), [Episode([branch], reward=1.0) for branch in branches])
+
+
+def theirs(folder: Path, processor: Any, group: Group) -> list[torch.Tensor]:
+    """Return the log-probs of each answer by transformers' own forward pass over the conversation alone, and leave
+    the gradients of their sum in the model."""
+    model = theirs_model(folder)
+    rows = []
+    for branch in group.trajectories:
+        written = [
+            message | {"content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
+            for message in branch.messages
+            for content in [message["content"]]
+        ]
+        text = processor.apply_chat_template(written, tokenize=False)
+        pictures = [open_image(part["url"]) for m in branch.messages for part in m["content"] if "url" in part]
+        inputs = processor(text=text, images=pictures or None, add_special_tokens=False, return_tensors="pt")
+        inputs["pixel_values"] = inputs["pixel_values"].double()
+        logits = model(**inputs).logits[0].log_softmax(-1)
+        ids, count = inputs["input_ids"][0], branch.trained_tokens
+        end = len(branch.tokens)
+        rows.append(logits[end - count - 1 : end - 1].gather(1, ids[end - count : end, None])[:, 0])
+    torch.cat(rows).sum().backward()
+    return [row.detach() for row in rows]
+
+
+_MODELS: dict[Path, Any] = {}
+
+
+def theirs_model(folder: Path) -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    if folder not in _MODELS:
+        _MODELS[folder] = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64).eval()
+    _MODELS[folder].zero_grad()
+    return _MODELS[folder]
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("split", [True, False])
+def test_log_probs_and_gradients_are_those_of_transformers(folder: Path, tiles: Path, split: bool, share: bool) -> None:
+    from transformers import AutoProcessor
+
+    path = tiles if split else folder
+    processor, renderer = AutoProcessor.from_pretrained(path), renderer_of(path)
+    groups = [
+        answered(renderer, [asked(RED)], "red", "red and white"),
+        answered(renderer, [asked(BLUE)], "blue", "none"),
+        answered(renderer, [asked(RED, BLUE, RED, text="Which differs?")], "the second"),
+        answered(renderer, [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "Hello"),
+    ]
+    model = build_whole(ModelConfig(path=str(path), vision="trained"), "float64", True, False, 0, CPU).eval()
+    for group in groups[:-1]:
+        wanted = theirs(path, processor, group)
+        oracle = {name: p.grad for name, p in theirs_model_gradients(path)}
+        model.zero_grad()
+        batch = Batch.from_groups([group], share_prompts=share)
+        output = model(batch, frozenset())
+        output.logprobs.sum().backward()
+        torch.testing.assert_close(output.logprobs[batch.trained_tokens].detach(), torch.cat(wanted))
+        found = {name: p.grad for name, p in model.model.named_parameters() if p.grad is not None}
+        assert any("vision_model" in name for name in found)
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, oracle[name], msg=name)
+    whole, parts = Batch.from_groups(groups, share_prompts=share), []
+    together = model(whole, frozenset()).logprobs
+    for sequence in range(whole.sequences):
+        part, tokens = whole.select(torch.tensor([sequence]))
+        assert set(part.images) == {url for url in whole.images if url in repr(groups[int(whole.group[sequence])])}
+        parts.append(model(part, frozenset()).logprobs[part.trained])
+        torch.testing.assert_close(parts[-1], together[tokens[part.trained]])
+
+
+def theirs_model_gradients(folder: Path) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, p) for name, p in _MODELS[folder].named_parameters() if p.grad is not None]
+
+
+def test_prompts_with_different_images_share_only_what_is_before_them(folder: Path) -> None:
+    renderer = renderer_of(folder)
+    red, blue = (renderer.render_prompt([asked(url)]) for url in (RED, BLUE))
+    first = next(index for index, token in enumerate(red) if token < 0)
+    assert red[:first] == blue[:first]
+    assert red[first] != blue[first]
+    assert len(red) == len(blue)
+    assert renderer.render_prompt([asked(RED)]) == red
+    same = Batch.from_groups([answered(renderer, [asked(RED)], "a", "b")])
+    other = answered(renderer, [asked(RED)], "a")
+    other.episodes += answered(renderer, [asked(BLUE)], "b").episodes
+    assert len(Batch.from_groups([other])) > len(same)
+    assert len(same.images) == 1
+    assert same.image is not None
+    assert int((same.image >= 0).sum()) == 4
+
+
+def test_placeholders_are_below_the_ids_that_mean_something() -> None:
+    ids = placeholders(RED, 9)
+    assert max(ids) < -1
+    assert min(ids) >= -(2**31)
+    assert ids[:4] == ids[4:8]
+    assert len(set(ids)) == 4
+
+
+def test_an_image_that_the_messages_lack_is_an_error(folder: Path) -> None:
+    group = answered(renderer_of(folder), [asked(RED)], "red")
+    group.episodes[0].branches[0].messages[:] = [asked(BLUE)]
+    with pytest.raises(DataError, match="stands for an image that the messages of its conversation don't have"):
+        Batch.from_groups([group])
+
+
+def test_a_model_without_vision_refuses_a_batch_with_images(folder: Path) -> None:
+    batch = Batch.from_groups([answered(renderer_of(folder), [asked(RED)], "red")])
+    model = build_whole(ModelConfig(path=str(folder), vision="trained"), "float32", False, False, 0, CPU)
+    blind = LearnerModel(model.model, None, "float32")
+    with pytest.raises(WhetError, match=r"the batch has images, and the model reads none; set model\.vision"):
+        blind(batch, frozenset())
+
+
+def test_a_part_of_an_image_is_an_error(folder: Path) -> None:
+    group = answered(renderer_of(folder), [asked(RED)], "red")
+    span = group.episodes[0].branches[0].spans[0]
+    last = max(index for index, token in enumerate(span.tokens) if token < 0)
+    span.tokens = [*span.tokens[:last], *span.tokens[last + 1 :]]
+    model = build_whole(ModelConfig(path=str(folder), vision="trained"), "float32", False, False, 0, CPU)
+    with pytest.raises(DataError, match="an image of 4 tokens has 3 places in the batch: it was cut"):
+        model(Batch.from_groups([group]), frozenset())
+
+
+def test_a_frozen_tower_learns_nothing_and_the_layers_after_it_do(folder: Path) -> None:
+    model = build_whole(ModelConfig(path=str(folder), vision="frozen"), "float32", True, False, 0, CPU)
+    model(
+        Batch.from_groups([answered(renderer_of(folder), [asked(RED)], "red")]), frozenset()
+    ).logprobs.sum().backward()
+    trained = {name for name, parameter in model.by_name() if parameter.grad is not None}
+    assert not any("vision_model" in name for name in trained)
+    assert any("connector" in name for name in trained)
+    assert any("text_model" in name for name in trained)
+
+
+def test_adapters_are_in_the_decoder_only(folder: Path) -> None:
+    config = ModelConfig(path=str(folder), vision="trained", lora=LoraSettings(rank=2))
+    names = {name for name, p in load_model(config, dtype=torch.float32).named_parameters() if p.requires_grad}
+    assert names
+    assert all("text_model" in name for name in names)
+
+
+def test_a_model_without_a_processor_is_refused(tmp_path: Path) -> None:
+    model, _ = save_tiny_vision(tmp_path)
+    (tmp_path / "processor_config.json").unlink()
+    with pytest.raises(WhetError, match=r"^model\.vision: "):
+        ImageProcessor.of(tmp_path, model.config)
+
+
+def test_messages_with_images_need_a_processor_of_images() -> None:
+    with pytest.raises(DataError, match="images are not supported yet: message 1 has a part of type 'image'"):
+        Renderer(tiny_tokenizer()).render_prompt([asked(RED)])
+
+
+def test_a_template_that_writes_no_image_is_refused(folder: Path) -> None:
+    config = ModelConfig(path=str(folder), vision="trained")
+    blind = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    blind += "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    blind += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    renderer = Renderer(load_tokenizer(config), blind, images=load_images(config))
+    with pytest.raises(DataError, match="writes 0 marks of images for 1 images"):
+        renderer.render_prompt([asked(RED)])
+
+
+def test_text_that_spells_the_mark_of_an_image_is_text(folder: Path) -> None:
+    renderer = renderer_of(folder)
+    tokens = renderer.render_prompt([asked(RED, text="What is <image>?")])
+    assert sum(token < 0 for token in tokens) == 4
+    assert load_images_mark(folder) not in tokens
+    assert "What is <image>?" in renderer.decode(tokens)
+
+
+def load_images_mark(folder: Path) -> int:
+    return load_images(ModelConfig(path=str(folder), vision="trained")).mark
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.com/a.png", "data:image/png;base64,!", "data:image/png;base64,AAAA", "data:text/plain,x"]
+)
+def test_what_is_not_a_picture_is_named(url: str) -> None:
+    with pytest.raises(DataError, match="an image can't be read"):
+        open_image(url)
