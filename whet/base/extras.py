@@ -18,7 +18,7 @@ EXTRAS = {
     "serve": "the OpenAI API for agents, whet serve and whet watch",
     "lora": "LoRA",
     "data": "Parquet and Arrow files, data sets of the Hugging Face Hub, near duplicates",
-    "images": "rows and tasks with images",
+    "images": "models, rows and tasks with images",
     "ray": "clusters",
     "tensorboard": "a sink of metrics",
     "wandb": "a sink of metrics",

@@ -96,6 +96,8 @@ def _check_gguf(run: Path, config: "ModelConfig", other: bool, dtype: FileDtype 
 
     if other:
         raise ConfigError(f"{run}: a GGUF file holds a whole policy, no reward model or adapter; leave out --gguf")
+    if config.vision is not None:
+        raise ConfigError(f"{run}: a GGUF file can't hold the model's vision tower; leave out --gguf")
     if dtype is not None:
         raise ConfigError("--gguf names the type of the weights itself; leave out --dtype")
     require("quickstart", "--gguf", "gguf")
@@ -134,7 +136,7 @@ def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only:
 def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: Path, judges: bool) -> int | None:
     """Write the tokenizer; return the id of the padding token for a reward model, whose scores depend on it."""
     from whet.chat.renderer import Renderer
-    from whet.models.loading import load_tokenizer
+    from whet.models.loading import load_tokenizer, save_processor
 
     tokenizer: Any = load_tokenizer(config)
     padding = None
@@ -142,6 +144,8 @@ def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: 
         renderer = Renderer(tokenizer, chat_template)
         tokenizer.chat_template = renderer.template
         padding = choose_padding(tokenizer, renderer) if judges else None
+    if config.vision is not None:
+        save_processor(config, tokenizer, staging)
     tokenizer.save_pretrained(staging)
     return padding
 

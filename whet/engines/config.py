@@ -54,6 +54,8 @@ class GeneratorConfig(Config, ABC):
     """True if it computes in the run's process, in which weights are copied to it."""
     records_experts: ClassVar[bool] = False
     """True if it can record the experts of tokens."""
+    reads_images: ClassVar[bool] = False
+    """True if it can sample from prompts with images."""
     pauses: ClassVar[bool] = False
     """True if its engine is a ``PausableEngine``."""
 

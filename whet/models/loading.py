@@ -73,6 +73,15 @@ def load_images(config: ModelConfig) -> "ImageProcessor":
     return ImageProcessor.of(resolve(config), load_model_config(config))
 
 
+def save_processor(config: ModelConfig, tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Write the model's processor of images, with the tokenizer's chat template, to a folder."""
+    from transformers import AutoProcessor
+
+    processor: Any = AutoProcessor.from_pretrained(resolve(config))
+    processor.chat_template = tokenizer.chat_template
+    processor.save_pretrained(folder)
+
+
 def architecture(vision: bool) -> Any:
     """Return the automatic class of transformers that builds a model, with its vision tower or of its text alone."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText

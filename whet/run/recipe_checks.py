@@ -55,6 +55,7 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
         yield (
             f"model.lora.dora = true trains on one rank, but there are {recipe.parallel.ranks}; leave one of them out"
         )
+    yield from _problems_of_vision(recipe, samples)
     yield from recipe.cluster.problems(recipe.parallel.ranks)
     yield from recipe.devices.problems(recipe.cluster, samples)
     if samples:
@@ -67,6 +68,21 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
         yield f"profile.steps names step {late[0]}, but the run has {recipe.steps} steps"
     if recipe.algorithm.weighting == "constant" and isinstance(recipe.data, Rows) and recipe.data.longest is None:
         yield "algorithm.weighting = constant divides by the longest row there may be; set data.max_tokens"
+
+
+def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
+    if recipe.model.vision is None:
+        return
+    needs = {
+        f"parallel with {recipe.parallel.ranks} ranks": recipe.parallel.ranks > 1,
+        "learner.type = megatron": recipe.learner.type == "megatron",
+        f"generator = {type(recipe.generator).__name__}": samples and not recipe.generator.reads_images,
+    }
+    for setting in (name for name, is_set in needs.items() if is_set):
+        yield (
+            f"model.vision = {recipe.model.vision} reads images, which {setting} does not support; use one rank, "
+            "learner.type=torch and generator=torch, or leave model.vision out"
+        )
 
 
 def _problems_of_pausing(recipe: "Recipe") -> Iterator[str]:
