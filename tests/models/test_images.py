@@ -13,9 +13,10 @@ from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
 from whet.core.images import placeholders
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
+from whet.data.images import open_image
 from whet.learner.model import LearnerModel, build_whole
 from whet.models.config import LoraSettings, ModelConfig
-from whet.models.images import ImageProcessor, open_image
+from whet.models.images import ImageProcessor
 from whet.models.loading import load_images, load_model, load_tokenizer
 
 RED, BLUE = picture("red"), picture("blue")
@@ -225,11 +226,3 @@ def test_text_that_spells_the_mark_of_an_image_is_text(folder: Path) -> None:
 
 def load_images_mark(folder: Path) -> int:
     return load_images(ModelConfig(path=str(folder), vision="trained")).mark
-
-
-@pytest.mark.parametrize(
-    "url", ["https://example.com/a.png", "data:image/png;base64,!", "data:image/png;base64,AAAA", "data:text/plain,x"]
-)
-def test_what_is_not_a_picture_is_named(url: str) -> None:
-    with pytest.raises(DataError, match="an image can't be read"):
-        open_image(url)

@@ -210,14 +210,16 @@ class Renderer:
         return format
 
     def _with_images(self, tokens: list[int], messages: Sequence[Message]) -> list[int]:
-        """Return the tokens with those of each image instead of the template's mark for it."""
+        """Return the tokens with the tokens of each image instead of the template's mark for it."""
         if self.images is None or not (urls := image_urls(messages)):
             return tokens
         mark, marks = self.images.mark, tokens.count(self.images.mark)
         if marks != len(urls):
             raise DataError(f"the chat template writes {marks} marks of images for {len(urls)} images")
-        following = iter(urls)
-        return [one for token in tokens for one in (self.images.tokens(next(following)) if token == mark else (token,))]
+        following, written = iter(urls), list[int]()
+        for token in tokens:
+            written += self.images.tokens(next(following)) if token == mark else [token]
+        return written
 
     def _as_sampled(self, number: int) -> str:
         """Return the text that a model samples for the first ``SAMPLES``."""

@@ -27,7 +27,7 @@ def images_of(
     pieces: Sequence[Sequence[int]], messages: Sequence[Sequence[Message]]
 ) -> tuple[tuple[str, ...], "npt.NDArray[np.int64]"]:
     """Return the data URLs of all images in the pieces of tokens, and for each token the index of its image, -1 for
-    other tokens. ``messages`` are those of the conversation that each piece belongs to. Raises ``DataError`` for a
+    other tokens. ``messages`` are the conversation that each piece belongs to. Raises ``DataError`` for a
     placeholder of an image that they don't contain."""
     numbers: dict[str, int] = {}
     column = np.full(sum(map(len, pieces)), -1, dtype=np.int64)

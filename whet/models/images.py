@@ -1,9 +1,6 @@
 """Images in a model: the tokens and inputs that its processor makes of an image, and the features of its vision tower,
 which take the places of embeddings."""
 
-import base64
-import binascii
-import io
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,11 +14,11 @@ from whet.base.errors import DataError, WhetError
 from whet.base.extras import extra
 from whet.core.batch import Batch
 from whet.core.images import placeholders
+from whet.data.images import open_image
 from whet.models.attention.forest import unwrapped
 from whet.models.device import placed
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from transformers import PretrainedConfig
 
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}  # what is not for the vision tower
@@ -79,34 +76,25 @@ class ImageProcessor:
     def inputs(self, urls: Sequence[str]) -> dict[str, Tensor]:
         """Return the inputs of a vision tower for images whose inputs have the same shapes."""
         each = [self._processed(url) for url in urls]
-        return {name: torch.cat([one[name] for one in each]) for name in each[0] if name not in _TEXT}
+        return {name: torch.cat([processed[name] for processed in each]) for name in each[0] if name not in _TEXT}
 
     def alike(self, urls: Sequence[str]) -> list[list[int]]:
         """Return the indices of images whose inputs have the same shapes together."""
         parts = defaultdict[tuple[torch.Size, ...], list[int]](list)
         for index, url in enumerate(urls):
-            parts[tuple(one.shape for name, one in self._processed(url).items() if name not in _TEXT)].append(index)
+            parts[tuple(tensor.shape for name, tensor in self._processed(url).items() if name not in _TEXT)].append(
+                index
+            )
         return list(parts.values())
 
     def _process(self, url: str) -> dict[str, Tensor]:
         made = self._processor(
-            text=self._processor.image_token, images=[open_image(url)], add_special_tokens=False, return_tensors="pt"
+            text=self._processor.image_token,
+            images=[open_image(url).convert("RGB")],
+            add_special_tokens=False,
+            return_tensors="pt",
         )
         return dict(made)
-
-
-def open_image(url: str) -> "Image":
-    """Return the picture of a data URL, in RGB. Raises ``DataError`` if it can't be read."""
-    from PIL import Image, UnidentifiedImageError
-
-    head, _, data = url.partition(",")
-    try:
-        if not head.startswith("data:image/") or not head.endswith(";base64"):
-            raise ValueError("it is not a data URL of an image, data:image/png;base64,...")
-        with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as image:
-            return image.convert("RGB")
-    except (binascii.Error, ValueError, OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise DataError(f"an image can't be read ({url[:40]}...): {error}") from error
 
 
 def embedded(model: nn.Module, batch: Batch, images: ImageProcessor) -> Tensor:
@@ -132,8 +120,8 @@ def image_features(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     """Return what the vision tower makes of images, [features, H] in their order."""
     whole = unwrapped(model)
     device = whole.get_input_embeddings().weight.device
-    found = whole.get_image_features(**{name: placed(one, device) for name, one in inputs.items()})
-    features = found.pooler_output
+    encoded = whole.get_image_features(**{name: placed(tensor, device) for name, tensor in inputs.items()})
+    features = encoded.pooler_output
     parts = [features] if isinstance(features, Tensor) else list(features)
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 

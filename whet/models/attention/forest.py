@@ -201,7 +201,7 @@ def forest_hidden(
     including padding, [1, n, H]. ``attention`` selects the implementation. A model without forest attention runs
     segments as rows (see ``states``) and can't be distributed; with ``lockstep``, which means that other ranks run the
     layers at the same time, it runs in one call, without shared segments. Layers get the batch's experts; see
-    ``routing``. ``embeddings``, [N, H], replace those of the tokens; see ``whet.models.images``.
+    ``routing``. ``embeddings``, [N, H], replace the embeddings of the tokens; see ``whet.models.images``.
     """
     if embeddings is None and batch.images:
         raise WhetError("the batch has images, and the model reads none; set model.vision to frozen or trained")
