@@ -14,7 +14,7 @@ from pyarrow import feather, ipc, parquet
 
 from whet.base.errors import DataError
 from whet.data.files import read_file
-from whet.data.row import read_rows
+from whet.data.row import Row, read_rows
 from whet.data.row_kinds import Conversation, Labelled, Scored
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "first"}]
@@ -92,7 +92,9 @@ def test_numbers_and_truth_values_of_csv_are_read_from_texts(tmp_path: Path) -> 
 
 def test_values_of_tables_become_values_of_json(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "when": date(2026, 1, 2), "image": b"\0", "weight": float("nan")}]
-    assert read_file(write(tmp_path / "rows.parquet", rows))[0][1] == {"prompt": "a", "when": "2026-01-02"}
+    path = write(tmp_path / "rows.parquet", rows)
+    assert read_file(path)[0][1] == {"prompt": "a", "when": "2026-01-02", "image": b"\0"}
+    assert read_rows(str(path), Row)[0].given == {"prompt": "a", "when": "2026-01-02"}
 
 
 def test_several_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:

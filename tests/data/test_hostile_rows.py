@@ -37,7 +37,7 @@ WRONG = {
     "blank text": '" \\n"',
     "half a surrogate pair": '"\\ud800"',
     "content is null": '[{"role": "user", "content": null}]',
-    "content is an image": '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]',
+    "content is a sound": '[{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]',
     "no role": '[{"content": "x"}]',
     "role is a number": '[{"role": 3, "content": "x"}]',
 }

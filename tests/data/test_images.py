@@ -86,8 +86,8 @@ def test_a_path_leads_nowhere_outside_of_the_folder(path: str, tmp_path: Path):
         read_image(path.format(outside=tmp_path), folder)
 
 
-def test_without_a_folder_no_path_is_read():
-    with pytest.raises(DataError, match="is a path, and only an image itself or its data URL is taken here"):
+def test_without_a_folder_no_path_is_read_and_no_address():
+    with pytest.raises(DataError, match=r"only an image itself or its data URL is taken here, not 'cat\.png'"):
         read_image("cat.png")
 
 
@@ -190,13 +190,13 @@ def test_an_image_of_the_web_needs_its_hash_and_is_fetched_once(web, monkeypatch
     file.write_bytes(file_of())
     digest = hashlib.sha256(file_of()).hexdigest()
     with pytest.raises(DataError, match="must end in #sha256="):
-        read_image(address)
+        read_image(address, file.parent)
     with pytest.raises(DataError, match="is not the expected file"):
-        read_image(f"{address}#sha256={'0' * 64}")
+        read_image(f"{address}#sha256={'0' * 64}", file.parent)
     with monkeypatch.context() as patch:
         patch.setattr(images, "MOST_BYTES", 9)
         with pytest.raises(DataError, match="more than 9 bytes"):
-            read_image(f"{address}#sha256={digest}")
-    assert read_image(f"{address}#sha256={digest}") == data_url(file_of())
+            read_image(f"{address}#sha256={digest}", file.parent)
+    assert read_image(f"{address}#sha256={digest}", file.parent) == data_url(file_of())
     file.unlink()
-    assert read_image(f"{address}#sha256={digest}") == data_url(file_of())
+    assert read_image(f"{address}#sha256={digest}", file.parent) == data_url(file_of())

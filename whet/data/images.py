@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import DataError
 from whet.base.extras import extra
@@ -38,8 +38,9 @@ _DEADLINE = 120.0  # seconds for a download
 def read_image(value: object, folder: Path | None = None) -> str:
     """Return the data URL of an image: of a data URL, the path of a file in ``folder``, the address of a file with its
     hash (``https://...#sha256=...``, fetched once and cached), the content of a file as bytes, an object with one of
-    these under ``bytes``, ``path`` or ``url``, as data sets have it, or an image of Pillow. ``folder``: None allows no
-    path. Raises ``DataError``, without a place, for anything else and for an image that is damaged or too large.
+    these under ``bytes``, ``path`` or ``url``, as data sets have it, or an image of Pillow. ``folder``: None allows
+    neither paths nor addresses. Raises ``DataError``, without a place, for anything else and for an image that is
+    damaged or too large.
 
     >>> read_image("cat.png", Path("rows"))
     Traceback (most recent call last):
@@ -48,11 +49,8 @@ def read_image(value: object, folder: Path | None = None) -> str:
     match value:
         case str(text) if text.startswith("data:"):
             return data_url(content_of_url(text))
-        case str(text) if text.startswith(("https://", "http://")):
-            return _read_file(fetch_file(text, ".image", _DEADLINE, MOST_BYTES), text)
         case str() | Path():
-            path = _inside(Path(value), folder)
-            return _read_file(path, str(path))
+            return _read_named(str(value), folder)
         case bytes(content):
             return data_url(content)
         case {"bytes": bytes(content)}:
@@ -63,6 +61,19 @@ def read_image(value: object, folder: Path | None = None) -> str:
         return _checked_url(value)
     kind = f"an object of {', '.join(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
     raise DataError(f"an image must be a path, an address with a hash, a data URL or the bytes of a file, not {kind}")
+
+
+def source_of(part: Mapping[str, Any]) -> object:
+    """Return the value for ``read_image`` in a part of a content, in the form of OpenAI's or Anthropic's API, of
+    ``datasets`` or of whet; None for a placeholder."""
+    match part:
+        case {"image_url": {"url": str(url)}} | {"image_url": str(url)} | {"source": {"type": "url", "url": str(url)}}:
+            return url
+        case {"source": {"type": "base64", "media_type": str(kind), "data": str(text)}}:
+            return f"data:{kind};base64,{text}"
+    return next(
+        (part[name] for name in ("url", "image", "path", "bytes", "source") if part.get(name) is not None), None
+    )
 
 
 def data_url(content: bytes) -> str:
@@ -100,6 +111,15 @@ def fingerprint(url: str) -> str:
     return hashlib.sha256(url.encode()).hexdigest()
 
 
+def _read_named(name: str, folder: Path | None) -> str:
+    if folder is None:
+        raise DataError(f"only an image itself or its data URL is taken here, not {name[:80]!r}")
+    if name.startswith(("https://", "http://")):
+        return _read_file(fetch_file(name, ".image", _DEADLINE, MOST_BYTES), name)
+    path = _inside(Path(name), folder)
+    return _read_file(path, str(path))
+
+
 def _read_file(path: Path, name: str) -> str:
     try:
         if path.exists() and not path.is_file():
@@ -117,11 +137,9 @@ def _read_file(path: Path, name: str) -> str:
         raise DataError(f"{name}: {problem}") from None
 
 
-def _inside(path: Path, folder: Path | None) -> Path:
+def _inside(path: Path, folder: Path) -> Path:
     """Return the path of a file in the folder. Rows are written by others: their paths must not lead out of it, neither
     directly nor by a link."""
-    if folder is None:
-        raise DataError(f"{str(path)!r} is a path, and only an image itself or its data URL is taken here")
     place = folder / path.expanduser() if not path.is_absolute() else path
     try:
         inside = place.resolve().is_relative_to(folder.resolve())

@@ -12,6 +12,13 @@ from whet.base.strict_json import STRICT, TABLES
 
 Placed = tuple[str, dict[str, Any]]  # ("train.jsonl:17", an object)
 
+
+def folder_of(where: str) -> Path | None:
+    """Return the folder of the file that a place is in; None for a place in no file."""
+    file = Path(where.rpartition(":")[0])
+    return file.parent if file.is_file() else None
+
+
 LeaveOut = Callable[[DataError], None]
 """Called with the problem of a damaged row, which is then left out; without it the problem is raised."""
 

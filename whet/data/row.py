@@ -4,6 +4,7 @@ with its file, line and field."""
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, ValidationError
@@ -11,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, Validat
 from whet.base.errors import DataError
 from whet.config.nearest import did_you_mean
 from whet.data.files import is_text_table, iterate_file
-from whet.data.jsonl import LeaveOut, WrongRowError
-from whet.data.values import without_nulls
+from whet.data.jsonl import LeaveOut, WrongRowError, folder_of
+from whet.data.values import without_bytes, without_nulls
 from whet.fetch.dataset import fetch_rows
 from whet.fetch.download import fetch_file
 
@@ -83,30 +84,51 @@ class Row(BaseModel):
 
     @classmethod
     def of(
-        cls, where: str, values: Mapping[str, Any], as_texts: bool = False, columns: Mapping[str, str] | None = None
+        cls,
+        where: str,
+        values: Mapping[str, Any],
+        as_texts: bool = False,
+        columns: Mapping[str, str] | None = None,
+        image_folder: str | None = None,
     ) -> Self:
         """Return the row at ``where``. With ``as_texts``, numbers and truth values are read from texts. ``columns``:
-        the column that each renamed field comes from. Raises ``DataError`` naming the first field that is wrong."""
+        the column that each renamed field comes from. ``image_folder``: the folder of its images; None: that of its
+        file. Raises ``DataError`` naming the first field that is wrong."""
+        folder = folder_of(where) if image_folder is None else Path(image_folder).expanduser()
         try:
-            row = cls.model_validate(dict(values), strict=False if as_texts else None)
+            fields = cls.prepared(values, folder)
+            row = cls.model_validate(fields, strict=False if as_texts else None)
         except ValidationError as error:
             raise WrongRowError(f"{where}: {_problem(error, values, columns or {})}") from None
-        row._where, row._given = where, dict(values)
+        except ValueError as error:
+            raise WrongRowError(f"{where}: {error}") from None
+        row._where, row._given = where, fields
         return row
+
+    @classmethod
+    def prepared(cls, values: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+        """Return the fields to validate. ``folder``: that of the row's images. By default the fields that are not bytes."""
+        return without_bytes(values)
 
 
 R = TypeVar("R", bound=Row)
 
 
-def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None, nan_is_null: bool = False) -> list[R]:
+def read_rows(
+    path: str,
+    kind: type[R],
+    columns: Mapping[str, str] | None = None,
+    nan_is_null: bool = False,
+    image_folder: str | None = None,
+) -> list[R]:
     """Return the rows of a data file, a folder or a pattern (see ``read_file``), of a JSONL file on the web
     (``https://...#sha256=...``, with its hash) or, as ``hf:name:config:split``, of a data set on the Hugging Face Hub.
     ``columns`` maps fields to the file's columns, and replaces columns with the name of such a field; ``nan_is_null``:
-    see ``read_jsonl``.
+    see ``read_jsonl``; ``image_folder``: see ``Row.of``.
 
     Raises ``DataError`` for a file that can't be read, and for the first wrong row.
     """
-    return [kind.of(*placed, columns) for placed in placed_rows(path, columns, nan_is_null)]
+    return [kind.of(*placed, columns, image_folder) for placed in placed_rows(path, columns, nan_is_null)]
 
 
 def placed_rows(

@@ -1,17 +1,19 @@
 """Rows of conversations. Each message is validated, and the order of messages must allow training on the replies."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from whet.base.strict_json import STRICT
-from whet.core.content import content_of, in_text, text_of
+from whet.core.content import content_of, image_urls, words_of
 from whet.core.types import Message
 from whet.data.forms import conversation
+from whet.data.image_rows import data_part, with_images
 from whet.data.row import Row, missing, unicode
 
 
@@ -25,8 +27,8 @@ def _message(value: dict[str, Any]) -> dict[str, Any]:
         content = ""  # as the OpenAI API has it for a reply that only calls tools
     if not isinstance(content, str | list):
         raise ValueError("must be a message whose 'content' is a text")
-    content = content_of(content)
-    text = unicode(text_of(content))
+    content = content_of(content, None if value["role"] == "assistant" else data_part)
+    text = unicode(words_of(content))
     if value["role"] == "assistant" and not text.strip() and not calls:
         raise ValueError("must not be an empty reply")
     kept = {key: part for key, part in value.items() if key != "tool_calls" or calls}
@@ -80,10 +82,9 @@ class Example(Row, ABC):
         list[dict[str, Any]] | None, BeforeValidator(_of_json), AfterValidator(lambda tools: tools or None)
     ] = None
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_published_form(cls, values: Any) -> Any:
-        return conversation(values) if cls.in_published_forms and isinstance(values, dict) else values
+    def prepared(cls, values: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+        return with_images(conversation(values) if cls.in_published_forms else values, folder)
 
     in_published_forms: ClassVar[bool] = True
     """False: published forms, such as that of Alpaca, are not brought into the fields of this class."""
@@ -241,8 +242,12 @@ class Prompt(Example):
 
 
 def _alike(messages: Sequence[Message], others: Sequence[Message]) -> bool:
-    """Return whether the messages are equal once their contents are texts."""
-    return in_text(messages) == in_text(others)
+    """Return whether the messages are equal once their texts are joined."""
+    return image_urls(messages) == image_urls(others) and _joined(messages) == _joined(others)
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    return [message | {"content": words_of(message["content"])} for message in messages]
 
 
 def as_messages(checked: list[dict[str, Any]]) -> list[Message]:

@@ -7,7 +7,7 @@ rendered turn by turn, exactly as a rollout would append them, so that a model i
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -17,9 +17,10 @@ from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
 from whet.chat.calls import match_results
 from whet.chat.renderer import Renderer
-from whet.core.content import text_of
+from whet.core.content import image_urls, words_of
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.data.base import Data
+from whet.data.images import fingerprint
 from whet.data.order import RowOrder, TaskOrder
 from whet.data.row import missing, naming_prep, read_rows
 from whet.data.row_kinds import Answer, Conversation, Example, Labelled, Preference, Prompt, Scored
@@ -81,6 +82,8 @@ class FileRows(Rows):
     conversations."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Longest row in tokens. Longer rows are dropped, and counted."""
+    image_folder: str | None = None
+    """The folder that paths of images in rows begin at and stay in. None: the folder of their file."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -89,7 +92,7 @@ class FileRows(Rows):
 
     def row(self, where: str, values: Mapping[str, Any], as_texts: bool = False) -> Example:
         """Return the row at ``where``. Raises ``DataError`` naming the first field that is wrong."""
-        return self.kind.of(where, values, as_texts, self.columns)
+        return self.kind.of(where, values, as_texts, self.columns, self.image_folder)
 
     def group(self, row: Example, renderer: Renderer) -> Group:
         """Return the group of a row: an episode for each answer. Raises ``DataError`` naming the row and field."""
@@ -103,6 +106,7 @@ class FileRows(Rows):
     def groups(self, renderer: Renderer, *, judging: bool = False) -> Groups:
         train, held_out, tally = self.split()
         tally.report(len(train) + len(held_out))
+        check_images([*train, *held_out], renderer)
         to_group = self.bounded(renderer, judging)
         return {"train": MappedRows(train, to_group), "test": MappedRows(held_out, to_group)}
 
@@ -136,9 +140,12 @@ class FileRows(Rows):
 
     def read(self) -> tuple[Sequence[Example], Sequence[Example] | None]:
         """Return the rows, and the rows of the test file; None without one."""
+
+        def rows_of(path: str) -> list[Example]:
+            return read_rows(path, self.kind, self.columns, image_folder=self.image_folder)
+
         with naming_prep():
-            rows = read_rows(self.path, self.kind, self.columns)
-            return rows, None if self.test_path is None else read_rows(self.test_path, self.kind, self.columns)
+            return rows_of(self.path), None if self.test_path is None else rows_of(self.test_path)
 
     def unusable(self, group: Group) -> str | None:
         """Return the reason for which a row can't be trained on, if any."""
@@ -215,6 +222,13 @@ class PromptRows(FileRows):
         return self.too_long(group)
 
 
+def check_images(rows: Iterable[Example], renderer: Renderer) -> None:
+    """Raise ``DataError`` naming the first row with an image, if the renderer takes none."""
+    for row in rows if renderer.images is None else ():
+        if image_urls(row.question) or any(image_urls(answer.messages) for answer in row.answers):
+            raise DataError(f"{row.where}: the row has an image; set model.vision, with a model that reads images")
+
+
 def judged(group: Group, renderer: Renderer) -> Group:
     """Return the group for a reward model: each conversation as the chat template renders it, and one more token, the
     only trained one. The model doesn't read that token: its prediction is made at the conversation's last token, where
@@ -264,5 +278,5 @@ def _spans(
 
 def question_key(row: Example) -> int:
     """Return a hash of a row's prompt, for the split."""
-    asked = [[message["role"], " ".join(text_of(message["content"]).split())] for message in row.question]
-    return derive_seed("held out", json.dumps(asked))
+    asked = [[message["role"], " ".join(words_of(message["content"]).split())] for message in row.question]
+    return derive_seed("held out", json.dumps(asked), *map(fingerprint, image_urls(row.question)))

@@ -8,8 +8,13 @@ from typing import Any
 
 
 def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row without fields, and fields of objects in it, that are null, NaN or bytes (images, sounds)."""
+    """Return the row without fields, and fields of objects in it, that are null or NaN. Bytes (images, sounds) stay."""
     return {name: plain for name, value in row.items() if (plain := _plain(value)) is not None}
+
+
+def without_bytes(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row without fields, and fields of objects in it, that are bytes."""
+    return {name: _json(value) for name, value in row.items() if not isinstance(value, bytes | bytearray)}
 
 
 def _plain(value: Any) -> Any:
@@ -21,6 +26,12 @@ def _plain(value: Any) -> Any:
         return None
     if isinstance(value, datetime | date | time):
         return value.isoformat()
-    if isinstance(value, Decimal):
-        return float(value)
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return without_bytes(value)
+    if isinstance(value, list):
+        return [_json(item) for item in value]
     return None if isinstance(value, bytes | bytearray) else value

@@ -9,7 +9,8 @@ from whet.base.extras import extra
 
 def fetch_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of ``hf:name:config:split`` or ``hf:name:split``, each with its origin; ``name@revision`` pins a
-    commit, a branch or a tag. Raises ``DataError`` for a data set that can't be loaded."""
+    commit, a branch or a tag. Images are objects with ``bytes`` and ``path``. Raises ``DataError`` for a data set that
+    can't be loaded."""
     parts = path.removeprefix("hf:").split(":")
     if len(parts) not in (2, 3) or not all(parts):
         raise DataError(
@@ -17,7 +18,7 @@ def fetch_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
             "hf:name:split for one without configurations"
         )
     with extra("data", f"the data set {path}"):
-        from datasets import load_dataset
+        from datasets import Image, List, load_dataset
 
     name, _, revision = parts[0].partition("@")
     config = parts[1] if len(parts) == 3 else None
@@ -31,5 +32,10 @@ def fetch_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         ) from error
     if not len(rows):
         raise DataError(f"{path} has no rows")
+    for column, feature in rows.features.items():
+        if isinstance(feature, Image):
+            rows = rows.cast_column(column, Image(decode=False))
+        elif isinstance(feature, List) and isinstance(feature.feature, Image):
+            rows = rows.cast_column(column, List(Image(decode=False)))
     for number, row in enumerate(rows, start=1):
         yield f"{path.removeprefix('hf:')}:{number}", dict(row)

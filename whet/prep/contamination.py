@@ -44,9 +44,10 @@ class Contamination:
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value."""
+    """Yield all texts in a JSON value but the data URLs of images."""
     if isinstance(value, str):
-        yield value
+        if not value.startswith("data:image/"):
+            yield value
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from texts_of(part)

@@ -22,8 +22,11 @@ from whet.base.errors import DataError
 from whet.base.files import replacing, write_atomically
 from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
+from whet.core.content import image_urls
 from whet.data.files import data_files
+from whet.data.images import fingerprint
 from whet.data.row import placed_rows
+from whet.data.row_kinds import as_messages
 from whet.prep.contamination import Contamination, texts_of
 from whet.prep.duplicates import key_of, seen_before
 from whet.prep.manifest import FILE, Manifest, SourceTally
@@ -114,9 +117,10 @@ def _renderer(config: "PrepConfig") -> "Renderer | None":
     if config.model is None:
         return None
     from whet.chat.renderer import Renderer
-    from whet.models.loading import load_tokenizer
+    from whet.models.loading import load_images, load_tokenizer
 
-    return Renderer(load_tokenizer(config.model), config.chat_template)
+    images = None if config.model.vision is None else load_images(config.model)
+    return Renderer(load_tokenizer(config.model), config.chat_template, images=images)
 
 
 def _read(
@@ -234,8 +238,14 @@ def _merge(config: "PrepConfig", stages: dict[str, Path], folder: Path, manifest
 
 
 def _texts(kind: "type[Example]", row: str) -> str:
-    """Return the texts of a staged row, for a comparison with other rows."""
-    return "\n".join(texts_of(_compared(kind, json.loads(row))))
+    """Return the texts of a staged row, for a comparison with other rows. Rows with different images have no word in
+    common."""
+    compared = _compared(kind, json.loads(row))
+    text = "\n".join(texts_of(compared))
+    items = [item for field in compared.values() if isinstance(field, list) for item in field]
+    urls = image_urls(as_messages([item for item in items if isinstance(item, dict) and "content" in item]))
+    images = key_of(" ".join(map(fingerprint, urls)))
+    return " ".join(f"{word}/{images}" for word in text.split()) if urls else text
 
 
 def _staged(path: Path) -> Iterator[tuple[str, str, str, str]]:

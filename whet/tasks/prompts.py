@@ -1,14 +1,17 @@
 """The messages of prompts, with solved examples; and a file's prompts as tasks without a grader."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from whet.config import Config
-from whet.core.content import text_of
+from whet.core.content import image_urls, words_of
 from whet.core.types import Message, Task
 from whet.data.forms import conversation
+from whet.data.image_rows import with_images
+from whet.data.images import fingerprint
 from whet.data.row import Row, naming_prep, read_rows
 from whet.data.row_kinds import Asked
 from whet.data.split import Tally
@@ -38,10 +41,9 @@ class PromptRow(Row):
 
     prompt: Asked
 
-    @model_validator(mode="before")
     @classmethod
-    def _without_the_reply(cls, values: dict[str, Any]) -> dict[str, Any]:
-        fields = values if "prompt" in values else conversation(values)
+    def prepared(cls, values: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+        fields = with_images(values if "prompt" in values else conversation(values), folder)
         if "prompt" in fields or not _is_answered(fields.get("messages")):
             return fields
         *prompt, reply = fields.pop("messages")
@@ -57,13 +59,15 @@ class Prompts(FileTasks):
     """The rows of a file as tasks without a grader: a program, a reward model or a subclass rewards them."""
 
     test_size: int = Field(default=100, ge=0, le=MAX_SIZE)
+    image_folder: str | None = None
+    """The folder that paths of images in rows begin at and stay in. None: the folder of their file."""
 
     def splits(self) -> dict[Split, list[Task]]:
         return split_files("prompts", self.path, self.test_path, self.test_size, self._read, _key)
 
     def _read(self, path: str, split: Split, tally: Tally) -> list[Task]:
         with naming_prep():
-            rows = read_rows(path, PromptRow, self.columns)
+            rows = read_rows(path, PromptRow, self.columns, image_folder=self.image_folder)
         tally.rows += len(rows)
         return [
             Task(f"prompts/{split}/{number}", cast(list[Message], row.prompt), self.data_of(row))
@@ -77,4 +81,5 @@ class Prompts(FileTasks):
 
 
 def _key(task: Task) -> int:
-    return question_key("\n".join(text_of(message["content"]) for message in task.prompt))
+    words = [words_of(message["content"]) for message in task.prompt]
+    return question_key("\n".join([*words, *map(fingerprint, image_urls(task.prompt))]))

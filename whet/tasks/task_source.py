@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from whet.core.content import text_of
+from whet.core.content import image_urls, words_of
 from whet.core.types import Message, Task
+from whet.data.images import fingerprint
 from whet.data.split import Tally
 from whet.tasks.cases import Case, Kind, unearned
 from whet.tasks.prompts import Example, messages
@@ -48,9 +49,9 @@ class SourcedTasks(FileTasks, ABC):
 
     def key(self, task: Task) -> int:
         """Return a number that is equal for two tasks with the same question."""
-        return question_key(
-            "\n".join(text_of(message["content"]) for message in task.prompt if message["role"] == "user")
-        )
+        asked = [message for message in task.prompt if message["role"] == "user"]
+        words = [words_of(message["content"]) for message in asked]
+        return question_key("\n".join([*words, *map(fingerprint, image_urls(asked))]))
 
     def answers(self, task: Task) -> Iterable[tuple[Kind, str, str, float]]:
         """Yield answers to a task with known rewards: kind, description, answer, reward."""
