@@ -79,6 +79,7 @@ QUICK = [
     ("serve", "uvicorn", "eval toy.yaml data.type=agent data.program=os.path:join data.taskset=tests.toy:Lowercase"),
     ("lora", "peft", "train toy.yaml model.lora.rank=2"),
     ("data", "datasets", "validate gsm8k"),
+    ("images", "PIL", "validate pictures"),
 ]
 
 

@@ -7,6 +7,7 @@ from whet.tasks.games import Guessing, SlidingPuzzle
 from whet.tasks.instructions.task_set import InstructionFollowing
 from whet.tasks.long_context import LongContext
 from whet.tasks.math.arithmetic import Arithmetic
+from whet.tasks.pictures import Pictures
 from whet.tasks.self_play import Nim
 from whet.tasks.structured.task_set import StructuredOutput
 from whet.tasks.tools.calculator import Calculator
@@ -26,6 +27,7 @@ BUILT_IN: list[TaskSet] = [
     MultipleChoice(train_size=20, test_size=5, mode="lenient"),
     MultipleChoice(train_size=20, test_size=5, mode="line"),
     Nim(stones=9, games=1),
+    Pictures(train_size=20, test_size=5),
     SlidingPuzzle(train_size=20, test_size=5),
     StructuredOutput(train_size=20, test_size=5),
     ReasoningGym(dataset="chain_sum", train_size=10, test_size=5),

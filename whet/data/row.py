@@ -107,7 +107,7 @@ class Row(BaseModel):
 
     @classmethod
     def prepared(cls, values: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-        """Return the fields to validate. ``folder``: that of the row's images. By default the fields that are not bytes."""
+        """Return the fields to validate, by default all except bytes. ``folder``: the folder of the images."""
         return without_bytes(values)
 
 

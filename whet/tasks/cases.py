@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from whet.core.content import text_of
+from whet.core.content import text_of, words_of
 from whet.core.types import Message, Task
 
 Kind = Literal["good", "bad", "boundary", "adversarial"]
@@ -30,7 +30,7 @@ _EXPRESSION = re.compile(r"\$([^$\n]{2,200})\$|(?<![\w.])(\(*-?[0-9.]+\)*(?: ?[-
 def question_of(task: Task) -> str:
     """Return the text of the last user message of a task; empty without one."""
     users = (message for message in reversed(task.prompt) if message["role"] == "user")
-    return next((text_of(message["content"]) for message in users), "")
+    return next((words_of(message["content"]) for message in users), "")
 
 
 def unearned(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from whet.core.content import text_of
+from whet.core.content import text_of, words_of
 from whet.core.types import Task
 from whet.tasks.cases import Answer, question_of, unearned
 
@@ -125,7 +125,7 @@ class Writer:
 
     def _of_prompt(self, task: Task, gold: str | None) -> Iterator[Cheap]:
         asked = [message for message in task.prompt if message["role"] != "assistant"]  # not the answers of examples
-        whole = "\n\n".join(text_of(message["content"]) for message in asked)
+        whole = "\n\n".join(words_of(message["content"]) for message in asked)
         question = question_of(task)
         sentences = [part for part in _SENTENCE.split(question) if part.strip()] or [""]
         texts = [
