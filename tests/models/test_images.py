@@ -172,7 +172,7 @@ def test_a_part_of_an_image_is_an_error(folder: Path) -> None:
     last = max(index for index, token in enumerate(span.tokens) if token < 0)
     span.tokens = [*span.tokens[:last], *span.tokens[last + 1 :]]
     model = build_whole(ModelConfig(path=str(folder), vision="trained"), "float32", False, False, 0, CPU)
-    with pytest.raises(DataError, match="an image of 4 tokens has 3 places in the batch: it was cut"):
+    with pytest.raises(DataError, match="an image of 4 tokens has 3 places among the tokens: it was cut"):
         model(Batch.from_groups([group]), frozenset())
 
 

@@ -181,6 +181,7 @@ class Renderer:
     """Messages are one token each."""
 
     stop_token_ids = (0,)
+    images = None
 
     def longer_than(self, limit: int, messages: Sequence[Message], tools: Any = None) -> bool:
         return len(messages) > limit

@@ -23,7 +23,7 @@ from whet.chat.replies import Replies, ReplyFormat, ResponseTemplate
 from whet.chat.thinking import TAGS, with_thought
 from whet.chat.turns import Turns
 from whet.config.nearest import did_you_mean
-from whet.core.content import image_urls, text_of
+from whet.core.content import image_urls, in_text, text_of
 from whet.core.types import Message
 
 PLAIN = (
@@ -255,3 +255,10 @@ class Renderer:
             return f"{begun}{closing}\n\n{content}"
         start = len(f"{opening}\n") if show(content).startswith(f"{opening}\n") else 0
         return f"{content[start:end]}{closing}{content[end + len(closing) :]}"
+
+
+def check_images(renderer: Renderer | None, messages: Sequence[Message], where: str) -> None:
+    """Raise ``DataError`` if the messages have images and the model reads none; ``where`` says what the messages belong
+    to, as in ``" of task 17"``. ``renderer``: None for a model behind an API, which gets texts only."""
+    if renderer is None or renderer.images is None:
+        in_text(messages, where)

@@ -10,6 +10,7 @@ import numpy as np
 
 from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
+from whet.core.content import image_urls
 from whet.core.expert_ids import decode, encode, experts_per_token
 from whet.core.images import images_of
 from whet.core.types import Episode, Group, Span, Status, Trajectory
@@ -183,7 +184,7 @@ class _Forest:
         image = None
         if len(tokens) and int(tokens.min()) < 0:
             images, of_token = images_of(
-                [piece.tokens for piece in self.pieces], [branch.messages for branch in self.branches]
+                [piece.tokens for piece in self.pieces], [image_urls(branch.messages) for branch in self.branches]
             )
             image = torch.from_numpy(of_token)
         return {

@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from whet.base.errors import DataError
-from whet.core.content import image_urls
-from whet.core.types import Message
 
 
 def placeholders(url: str, count: int) -> list[int]:
@@ -24,18 +22,18 @@ def placeholders(url: str, count: int) -> list[int]:
 
 
 def images_of(
-    pieces: Sequence[Sequence[int]], messages: Sequence[Sequence[Message]]
+    pieces: Sequence[Sequence[int]], images: Sequence[Sequence[str]]
 ) -> tuple[tuple[str, ...], "npt.NDArray[np.int64]"]:
     """Return the data URLs of all images in the pieces of tokens, and for each token the index of its image, -1 for
-    other tokens. ``messages`` are the conversation that each piece belongs to. Raises ``DataError`` for a
-    placeholder of an image that they don't contain."""
+    other tokens. ``images`` are the data URLs of the conversation that each piece belongs to. Raises ``DataError`` for
+    a placeholder of an image that is not among them."""
     numbers: dict[str, int] = {}
     column = np.full(sum(map(len, pieces)), -1, dtype=np.int64)
     start = 0
-    for piece, conversation in zip(pieces, messages, strict=True):
+    for piece, urls in zip(pieces, images, strict=True):
         ids = np.asarray(piece, dtype=np.int64)
         if ids.size and ids.min() < 0:
-            of_id = {id: url for url in image_urls(conversation) for id in _ids(url)}
+            of_id = {id: url for url in urls for id in _ids(url)}
             missing = next((id for id in ids[ids < 0].tolist() if id not in of_id), None)
             if missing is not None:
                 raise DataError(f"token {missing} stands for an image that the messages of its conversation don't have")

@@ -35,6 +35,7 @@ class SamplingParams:
     greedy: bool = False
     stop_token_ids: tuple[int, ...] = ()  # included as the last token of the completion
     stop: tuple[str, ...] = ()  # the completion ends with the token that completes one of these
+    images: tuple[str, ...] = ()  # data URLs of the images whose placeholders the prompt has; see whet.core.images
 
 
 def check_request(prompt: Sequence[int], params: SamplingParams, vocabulary: int, *, stops: bool) -> None:
@@ -43,7 +44,7 @@ def check_request(prompt: Sequence[int], params: SamplingParams, vocabulary: int
     d = params.distribution
     if not prompt:
         raise WhetError("cannot sample from an empty prompt; give at least one token, such as the BOS token")
-    if min(prompt) < 0 or max(prompt) >= vocabulary:
+    if (min(prompt) < 0 and not params.images) or max(prompt) >= vocabulary:
         raise WhetError(f"the prompt has token {max(prompt)} or {min(prompt)}, outside the model's {vocabulary} tokens")
     if params.stop and not stops:
         raise ConfigError("stop strings need a tokenizer; give the generator one, or use stop_token_ids")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from whet.cluster.config import ClusterConfig, DevicesConfig
     from whet.engines.base import Engine, PausableEngine
+    from whet.models.images import ImageProcessor
 
 
 GENERATORS = EntryPoints("whet.engines")
@@ -45,6 +46,7 @@ class Deployment:
     cluster: "ClusterConfig | None" = None  # the cluster of replicas with ``generator.on_cluster``
     adapter: Adapter | None = None  # published separately from the frozen weights; None: weights are merged
     record_experts: bool = False  # completions have the experts of their tokens
+    images: "ImageProcessor | None" = None  # of a model that reads images
 
 
 class GeneratorConfig(Config, ABC):

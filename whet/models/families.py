@@ -85,6 +85,6 @@ def _alone(model: "PreTrainedModel", answer: Trajectory, images: ImageProcessor 
         states: Tensor = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state[0]
     else:
         tokens = torch.tensor([images.marked(answer.tokens)], device=device)
-        inputs = {name: value.to(device) for name, value in images.inputs([PICTURE]).items()}
+        inputs = {name: value.to(device) for name, value in images.inputs(PICTURE).items()}
         states = model.base_model(input_ids=tokens, use_cache=False, **inputs).last_hidden_state[0]
     return states[-answer.trained_tokens :]

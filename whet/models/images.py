@@ -1,7 +1,6 @@
 """Images in a model: the tokens and inputs that its processor makes of an image, and the features of its vision tower,
 which take the places of embeddings."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from whet.base.errors import DataError, WhetError
 from whet.base.extras import extra
 from whet.core.batch import Batch
-from whet.core.images import placeholders
+from whet.core.images import images_of, placeholders
 from whet.data.images import open_image
 from whet.models.attention.forest import unwrapped
 from whet.models.device import placed
@@ -73,19 +72,14 @@ class ImageProcessor:
         """Return the number of an image's features."""
         return sum(token < 0 for token in self.tokens(url))
 
-    def inputs(self, urls: Sequence[str]) -> dict[str, Tensor]:
-        """Return the inputs of a vision tower for images whose inputs have the same shapes."""
-        each = [self._processed(url) for url in urls]
-        return {name: torch.cat([processed[name] for processed in each]) for name in each[0] if name not in _TEXT}
+    def inputs(self, url: str) -> dict[str, Tensor]:
+        """Return the inputs of the vision tower for an image."""
+        return {name: tensor for name, tensor in self._processed(url).items() if name not in _TEXT}
 
-    def alike(self, urls: Sequence[str]) -> list[list[int]]:
-        """Return the indices of images whose inputs have the same shapes together."""
-        parts = defaultdict[tuple[torch.Size, ...], list[int]](list)
-        for index, url in enumerate(urls):
-            parts[tuple(tensor.shape for name, tensor in self._processed(url).items() if name not in _TEXT)].append(
-                index
-            )
-        return list(parts.values())
+    def check(self, prompt: Sequence[int], urls: Sequence[str]) -> None:
+        """Raise ``DataError`` for placeholders of other images, or of a part of an image."""
+        different, column = images_of([prompt], [urls])
+        _rows(torch.from_numpy(column), different, self)
 
     def _process(self, url: str) -> dict[str, Tensor]:
         made = self._processor(
@@ -101,23 +95,58 @@ def embedded(model: nn.Module, batch: Batch, images: ImageProcessor) -> Tensor:
     """Return the embeddings of a batch's tokens, [N, H], with the features of its images in their places. Raises
     ``DataError`` for a part of an image."""
     assert batch.image is not None
+    rows = _rows(batch.image, batch.images, images)
+    return _embed(model, batch.tokens, batch.image, rows, batch.images, images)
+
+
+def embedded_parts(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    parts: Sequence[range],
+    urls: Sequence[Sequence[str]],
+    images: ImageProcessor,
+) -> Tensor:
+    """Return the embeddings of a part of each prompt, [N, H], with the features of images in their places. ``urls``:
+    the images of each prompt. Raises ``DataError`` for a prompt with a part of an image."""
+    different, columns = images_of(prompts, urls)
+    image, rows = list[Tensor](), list[Tensor]()
+    for column, part in zip(torch.from_numpy(columns).split([len(prompt) for prompt in prompts]), parts, strict=True):
+        image.append(column[part.start : part.stop])
+        rows.append(_rows(column, different, images)[part.start : part.stop])
+    tokens = torch.tensor([prompt[place] for prompt, part in zip(prompts, parts, strict=True) for place in part])
+    return _embed(model, tokens, torch.cat(image), torch.cat(rows), different, images)
+
+
+def _rows(image: Tensor, urls: Sequence[str], images: ImageProcessor) -> Tensor:
+    """Return the number of each token among the features of its image, 0 for other tokens, [N]. ``image``, [N]: the
+    index of each token's image, -1 for other tokens."""
+    rows = torch.zeros_like(image)
+    for index, url in enumerate(urls):
+        places, size = (image == index).nonzero().squeeze(1), images.size(url)
+        if len(places) % size:
+            raise DataError(f"an image of {size} tokens has {len(places)} places among the tokens: it was cut")
+        rows[places] = torch.arange(len(places)) % size
+    return rows
+
+
+def _embed(
+    model: nn.Module, tokens: Tensor, image: Tensor, rows: Tensor, urls: Sequence[str], images: ImageProcessor
+) -> Tensor:
+    """Return the embeddings of tokens, [N, H], with the features of images in their places. Images are computed one by
+    one, so that the features of an image don't depend on others; an image without a place is not computed."""
     embedding = unwrapped(model).get_input_embeddings()
     device = embedding.weight.device
-    result: Tensor = embedding(placed(batch.tokens.clamp(min=0), device))
-    for part in images.alike(batch.images):
-        urls = [batch.images[index] for index in part]
-        features = image_features(model, images.inputs(urls)).to(result.dtype)
-        for index, rows in zip(part, features.split([images.size(url) for url in urls]), strict=True):
-            places = (batch.image == index).nonzero().squeeze(1)
-            copies, rest = divmod(len(places), len(rows))
-            if rest:
-                raise DataError(f"an image of {len(rows)} tokens has {len(places)} places in the batch: it was cut")
-            result = result.index_copy(0, placed(places, device), rows.repeat(copies, 1))
+    result: Tensor = embedding(placed(tokens.clamp(min=0), device))
+    for index in image[image >= 0].unique().tolist():
+        features = image_features(model, images.inputs(urls[index])).to(result.dtype)
+        places = (image == index).nonzero().squeeze(1)
+        picked = features.index_select(0, placed(rows[places], device))
+        result = result.index_copy(0, placed(places, device), picked)
     return result
 
 
 def image_features(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    """Return what the vision tower makes of images, [features, H] in their order."""
+    """Return the features that the vision tower and the layers after it make of an image, [features, H]."""
     whole = unwrapped(model)
     device = whole.get_input_embeddings().weight.device
     encoded = whole.get_image_features(**{name: placed(tensor, device) for name, tensor in inputs.items()})

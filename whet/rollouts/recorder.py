@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
-from whet.core.content import text_of
+from whet.core.content import words_of
 from whet.core.types import Group, Span, Status, Task, Trajectory
 from whet.metrics.rollout_file import RolloutRecord, Turn
 
@@ -106,7 +106,7 @@ def _text(value: Any) -> str:
 
 
 def _words(task: Task) -> str:
-    return "\n".join(text_of(message["content"]) for message in task.prompt)
+    return "\n".join(words_of(message["content"]) for message in task.prompt)
 
 
 def _complete(logprobs: list[float], tokens: int) -> bool:

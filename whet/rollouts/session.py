@@ -18,9 +18,9 @@ from typing import Any, Self
 from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
 from whet.chat.calls import call_id, counted
-from whet.chat.renderer import Renderer
+from whet.chat.renderer import Renderer, check_images
 from whet.chat.thinking import split_thinking
-from whet.core.content import in_text, text_of
+from whet.core.content import image_urls, in_text, text_of
 from whet.core.expert_ids import fill_missing
 from whet.core.types import Message, Span, Trajectory, Usage
 from whet.engines.base import Completion, Engine, SamplingParams
@@ -126,7 +126,7 @@ class Session:
         """Sample the reply to a conversation, of at most ``limit`` tokens. ``messages`` is the whole conversation, of
         which only the new messages are rendered. Raises ``DataError`` if it doesn't extend this branch,
         ``PromptTooLong``, and ``LimitReached`` if a budget of the episode is used up."""
-        in_text(messages, f" of {self.recording.name}")  # refuses images
+        check_images(self.recording.renderer, messages, f" of {self.recording.name}")
         async with self._busy, self.recording.clock():
             if not self.extended_by(messages, tools):
                 raise DataError(
@@ -179,6 +179,8 @@ class Session:
         params = sampling.params(derive_seed(recording.seed, usage.turns), renderer.stop_token_ids, len(history))
         if limit is not None:
             params = replace(params, max_new_tokens=min(limit, params.max_new_tokens))
+        if urls := image_urls([*self.messages, *shown]):
+            params = replace(params, images=tuple(urls))
         usage.turns += 1
 
         async def sample(history: list[int], params: SamplingParams) -> Completion:
@@ -225,7 +227,7 @@ class Session:
     def _following(self, new: Sequence[Message], history: list[int]) -> tuple[list[int], list[Message]]:
         """Return the tokens that new messages add, and the messages as the model sees them."""
         renderer, sampling = self.recording.renderer, self.recording.sampling
-        if not self.recording.shortens:
+        if not self.recording.shortens or image_urls(new):
             if renderer.longer_than(sampling.longest - len(history), new):
                 raise LimitReached("tokens")
             return renderer.render_next(history, new), list(new)
@@ -238,6 +240,8 @@ class Session:
 def _same(ours: Message, other: Message) -> bool:
     """Return whether two messages are equal. A reply that is sent back may lack its thoughts, and may differ in
     surrounding white space and in the ids of its calls."""
+    if image_urls([ours, other]):
+        return ours == other
     [ours, other] = in_text([ours, other])
     if ours["role"] != "assistant" or other["role"] != "assistant":
         return ours == other

@@ -29,7 +29,7 @@ from typing import Any, Self
 from whet.base.closing import cancel_all
 from whet.base.errors import ConfigError, DataError, DeadlineError
 from whet.base.progress import PROGRESS
-from whet.core.content import in_text
+from whet.chat.renderer import check_images
 from whet.core.types import Group, Status, Task
 from whet.data.order import TaskOrder
 from whet.engines.base import pausable
@@ -65,7 +65,7 @@ class RolloutSource:
         if not tasks:
             raise DataError("the task set has no training tasks")
         for task in tasks:
-            in_text(task.prompt, f" of task {task.uid}")  # refuses images
+            check_images(player.renderer, task.prompt, f" of task {task.uid}")
         self.order = TaskOrder(len(self.tasks), seed)
         order = player.blend or config.curriculum
         self.curriculum: TaskSampler | None = order.sampler_for(self.tasks, seed) if order else None

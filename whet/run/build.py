@@ -40,7 +40,7 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
 def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Engine[Any]":
     """Return a generator whose weights are still to be written."""
     from whet.engines.config import Adapter, Deployment
-    from whet.models.loading import adapted_modules, load_model_config
+    from whet.models.loading import adapted_modules, load_images, load_model_config
     from whet.processes.machine import split_cores
 
     devices, lora, adapter = recipe.devices, recipe.model.lora, None
@@ -50,7 +50,14 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Engine[Any]":
     _, cores = split_cores(devices.learner_cores, devices.generator_cores)
     sleeps = devices.placement == "colocated"
     replays = recipe.rollouts.router_replay
-    deployment = Deployment(cores, sleeps=sleeps, cluster=recipe.cluster, adapter=adapter, record_experts=replays)
+    deployment = Deployment(
+        cores,
+        sleeps=sleeps,
+        cluster=recipe.cluster,
+        adapter=adapter,
+        record_experts=replays,
+        images=None if recipe.model.vision is None else load_images(recipe.model),
+    )
     return recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer, deployment)
 
 

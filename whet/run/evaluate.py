@@ -12,9 +12,8 @@ from whet.base.closing import Closing
 from whet.base.errors import DataError, DeadlineError
 from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
-from whet.chat.renderer import Renderer
+from whet.chat.renderer import Renderer, check_images
 from whet.config import Component, Config
-from whet.core.content import in_text
 from whet.core.types import Episode, Status, Task
 from whet.engines.base import Engine
 from whet.metrics.clock import Timing
@@ -180,7 +179,7 @@ async def evaluate_all(
     """Evaluate on the run's held-out tasks and on each additional set."""
     config, data = recipe.evaluation, recipe.taskset
     blend = data if isinstance(data, Blend) else None
-    tasks, sampling = held_out(data, config.split, config.limit), config.sampling(recipe.sampling)
+    tasks, sampling = held_out(data, config.split, config.limit, renderer), config.sampling(recipe.sampling)
     report = await evaluate_tasks(
         tasks,
         environments,
@@ -213,7 +212,7 @@ async def evaluate_sets(
         async with Closing() as closing:
             hosted = IsolatedEnvironments(additional.data.open())
             closing.closes(f"the environments of {name or 'the tasks'}", hosted.close)
-            tasks = held_out(additional.data, additional.split, additional.limit)
+            tasks = held_out(additional.data, additional.split, additional.limit, renderer)
             reports[name] = await evaluate_tasks(
                 tasks, hosted, generator, renderer, settings.sampling(recipe.sampling), settings, seed=recipe.seed,
                 endpoint=endpoint, name=name, stated=_stated(additional.data), record=record,
@@ -227,12 +226,12 @@ def _stated(taskset: TaskSet) -> Stated | None:
     return taskset.stated if any(type(part).stated is not TaskSet.stated for part in parts) else None
 
 
-def held_out(taskset: TaskSet, split: str, limit: int | None) -> list[Task]:
+def held_out(taskset: TaskSet, split: str, limit: int | None, renderer: Renderer) -> list[Task]:
     """Return the first ``limit`` tasks of the split; of a blend, the first ``limit`` tasks of each environment."""
     taken = Counter[str]()
     tasks = []
     for task in taskset.tasks(split):
-        in_text(task.prompt, f" of task {task.uid}")  # refuses images
+        check_images(renderer, task.prompt, f" of task {task.uid}")
         taken[task.environment] += 1
         if limit is None or taken[task.environment] <= limit:
             tasks.append(task)

@@ -11,7 +11,7 @@ from whet.base.errors import WhetError
 from whet.chat.renderer import Renderer
 from whet.cluster.lease import Devices
 from whet.core.batch import Batch
-from whet.core.content import text_of
+from whet.core.content import words_of
 from whet.core.types import Distribution, Group, Message, Task
 from whet.data.source import Source
 from whet.endpoint.server import Endpoint
@@ -168,7 +168,7 @@ class SampledFeed(Feed):
 
 def _probe_text(renderer: Renderer, task: Task) -> list[int]:
     """The task's own words: a chat template's tokens are too predictable to tell weights apart."""
-    words = " ".join(text_of(message["content"]) for message in task.prompt)
+    words = " ".join(words_of(message["content"]) for message in task.prompt)
     tokens: list[int] = renderer.tokenizer.encode(words, add_special_tokens=False)[-64:]
     fallback: Message = {"role": "user", "content": words or "How much is seven times eight?"}
     return tokens if len(tokens) > 8 else renderer.render_prompt([fallback])

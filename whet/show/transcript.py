@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from whet.core.content import text_of
+from whet.core.content import words_of
 from whet.metrics.rollout_file import RolloutRecord
 from whet.show.metric_catalog import show
 
@@ -36,15 +36,15 @@ def transcript(record: RolloutRecord) -> Iterator[Part]:
         if turn := turns.get(index):
             facts = [f"reward {show(turn.reward)}"] if turn.reward else []
             facts += [f"weights {' to '.join(map(str, sorted(set(turn.versions))))}"] if turn.versions else []
-            yield Part("assistant", text_of(message["content"]), range(start, start + turn.tokens), "   ".join(facts))
+            yield Part("assistant", words_of(message["content"]), range(start, start + turn.tokens), "   ".join(facts))
             start += turn.tokens
         else:
             name = message.get("name")
             label = f"{message['role']} {name}" if name else message["role"]
-            yield Part(label, text_of(message["content"]), folded=index < question)
+            yield Part(label, words_of(message["content"]), folded=index < question)
 
 
 def task_data(record: RolloutRecord) -> list[tuple[str, str]]:
     """Return the task's data for graders, without texts that are in the prompt."""
-    shown = {text_of(message["content"]).strip() for message in record.messages if message["role"] != "assistant"}
+    shown = {words_of(message["content"]).strip() for message in record.messages if message["role"] != "assistant"}
     return [(name, text) for name, text in record.data.items() if text and text.strip() not in shown]

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Literal
 from pydantic_core import from_json
 
 from whet.base.errors import DataError
-from whet.core.content import text_of
+from whet.core.content import words_of
 from whet.metrics.rollout_file import RolloutRecord, rollout_path
 from whet.show.rollouts import card, episode, head
 from whet.show.view import ORDERS, verdict
@@ -164,4 +164,4 @@ def _decode(line: bytes, path: Path, offset: int, damaged: list[str]) -> Rollout
 
 def _texts(record: RolloutRecord) -> Iterator[str]:
     yield from (record.task, record.prompt, record.answer, record.error or "", *record.data.values())
-    yield from (text_of(message["content"]) for message in record.messages)
+    yield from (words_of(message["content"]) for message in record.messages)

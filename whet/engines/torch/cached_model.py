@@ -25,6 +25,8 @@ from whet.models.moe.experts import experts_of, use_grouped_experts
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
+    from whet.models.images import ImageProcessor
+
 log = logging.getLogger(__name__)
 
 WIDTH = 8
@@ -80,9 +82,14 @@ class StateRows:
         return fed
 
 
-def open_engine(model: "PreTrainedModel", pack: bool = True) -> EngineModel:
-    """Return the engine for a model. Raises ``ConfigError`` if there is none."""
-    return (CachedModel if unsupported_layers(model.config) else EngineModel)(model, pack)
+def open_engine(model: "PreTrainedModel", pack: bool = True, images: "ImageProcessor | None" = None) -> EngineModel:
+    """Return the engine for a model, which reads ``images`` with this processor. Raises ``ConfigError`` if there is
+    none."""
+    if not unsupported_layers(model.config):
+        return EngineModel(model, pack, images)
+    if images is not None:
+        raise ConfigError(f"{type(model).__name__} has layers that are not plain attention; it can't read images yet")
+    return CachedModel(model, pack)
 
 
 class CachedModel(EngineModel):
@@ -103,7 +110,10 @@ class CachedModel(EngineModel):
 
     @torch.no_grad()
     def prefill(
-        self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix] | None = None,
+        images: Sequence[Sequence[str]] | None = None,
     ) -> list[tuple[Prefix, Tensor]]:
         """Return the state after each prompt, and the logits [V] after its last token. ``prefixes`` are not used."""
         states: list[tuple[Prefix, Tensor]] = []

@@ -18,6 +18,7 @@ class TorchGeneratorConfig(GeneratorConfig):
 
     in_process: ClassVar[bool] = True
     records_experts: ClassVar[bool] = True
+    reads_images: ClassVar[bool] = True
     pauses: ClassVar[bool] = True
 
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
@@ -56,5 +57,8 @@ class TorchGeneratorConfig(GeneratorConfig):
         from whet.engines.torch.generator import TorchGenerator
         from whet.models.device import choose_device
 
-        engine = build_engine_model(model, None, torch_dtype(self.dtype), str(choose_device()))
-        return TorchGenerator(self, engine, tokenizer, deployment.cores, deployment.record_experts)
+        images = deployment.images
+        engine = build_engine_model(
+            model, None, torch_dtype(self.dtype), str(choose_device()), vision=images is not None
+        )
+        return TorchGenerator(self, engine, tokenizer, deployment.cores, deployment.record_experts, images)

@@ -185,12 +185,13 @@ class Decoder:
     def _prompts(self, requests: Sequence[Request]) -> list[CachedPrefix]:
         """Return the cache entries of the requests' prompts, computing the missing ones."""
         prompts = [request.prompt + tuple(request.tokens) for request in requests]
+        images = {prompt: request.params.images for prompt, request in zip(prompts, requests, strict=True)}
         entries = {prompt: self.prefix_cache.get(prompt) for prompt in prompts}
         computed: dict[tuple[int, ...], int] = {}
         missing = sorted(prompt for prompt, entry in entries.items() if entry is None)
         while missing:
             pack, missing = self._pack(missing)
-            results = self.engine.prefill(list(pack), list(pack.values()))
+            results = self.engine.prefill(list(pack), list(pack.values()), [images[prompt] for prompt in pack])
             for (prompt, beginning), (prefix, logits) in zip(pack.items(), results, strict=True):
                 entries[prompt] = self.prefix_cache.add(prompt, CachedPrefix(prefix, logits))
                 computed[prompt] = len(prompt) - beginning.length

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.base.errors import ConfigError, RefitError
 from whet.core.expert_ids import Ids
 from whet.engines.torch import decode_attention
 from whet.engines.torch.decode_attention import ROWS, DecodeCache
 from whet.engines.torch.prefix import Prefill, Prefix
-from whet.models.attention.forest import supports_forest
+from whet.models.attention.forest import select_in_decoder, supports_forest
 from whet.models.attention.states import supports_cached_decoding
+from whet.models.images import embedded_parts
+from whet.models.loading import architecture
 from whet.models.moe.routing import RouteRecorder, cannot_replay
 from whet.models.packed_linear import pack_linears
 from whet.processes.machine import memory_is_short, return_freed_memory
@@ -24,22 +26,28 @@ from whet.processes.machine import memory_is_short, return_freed_memory
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from whet.models.images import ImageProcessor
+
 _ATTENDS_TWICE = {"diffllama", "hrm_text"}
 
 
 def build_engine_model(
-    config: "PretrainedConfig", state: dict[str, Tensor] | None, dtype: torch.dtype, device: str = "cpu"
+    config: "PretrainedConfig",
+    state: dict[str, Tensor] | None,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    vision: bool = False,
 ) -> "PreTrainedModel":
-    """Return a causal language model of ``config`` with the weights ``state`` (Hugging Face names), or without weights.
+    """Return a causal language model of ``config``, or its model with a ``vision`` tower, with the weights ``state``
+    (Hugging Face names), or without weights.
 
     Without ``state`` the weights are uninitialised memory, to save the time of a random initialisation.
     """
-    from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
     with torch.device(device), no_init_weights():
         engine_config = copy.deepcopy(config)  # the engine changes its attention; a learner may use the same config
-        model = AutoModelForCausalLM.from_config(engine_config, dtype=dtype)
+        model: PreTrainedModel = architecture(vision).from_config(engine_config, dtype=dtype)
     model.tie_weights()
     if state is not None:
         loading = Loading(model)
@@ -126,12 +134,13 @@ class EngineModel:
 
     reuses_prefixes = True  # use the prefix cache
 
-    def __init__(self, model: "PreTrainedModel", pack: bool = True) -> None:
+    def __init__(self, model: "PreTrainedModel", pack: bool = True, images: "ImageProcessor | None" = None) -> None:
         self._prepare(model)
         self.model = model.eval().requires_grad_(False)
         self.layers: int = model.config.get_text_config().num_hidden_layers
         self.device = model.get_input_embeddings().weight.device
         self.vocab: int = model.get_input_embeddings().num_embeddings
+        self.images = images  # of a model that reads images
         self.linears = pack_linears(model) if pack else []
         self.recorder: RouteRecorder | None = None
         self._released: list[tuple[torch.UntypedStorage, int]] = []  # and sizes in bytes
@@ -141,7 +150,7 @@ class EngineModel:
         if (why := unsupported_layers(model.config)) is not None:
             raise ConfigError(_unsupported(type(model).__name__, why))
         decode_attention.register()
-        model.set_attn_implementation(decode_attention.NAME)
+        select_in_decoder(model, decode_attention.NAME)
 
     def record_experts(self) -> None:
         """Record ``experts``, and the experts of prompts, from now on. Raises ``ConfigError`` if that isn't
@@ -187,10 +196,14 @@ class EngineModel:
 
     @torch.no_grad()
     def prefill(
-        self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix] | None = None,
+        images: Sequence[Sequence[str]] | None = None,
     ) -> list[tuple[Prefix, Tensor]]:
         """Return the KV cache of each prompt and the logits [V] after its last token, in one forward pass over the
-        tokens after each prompt's cached prefix, given in ``prefixes``. That prefix must not include the last token."""
+        tokens after each prompt's cached prefix, given in ``prefixes``. That prefix must not include the last token.
+        ``images``: the data URLs of each prompt's images."""
         prefixes = prefixes or [Prefix(0)] * len(prompts)
         lengths = [len(prompt) for prompt in prompts]
         new = [range(prefix.length, length) for prefix, length in zip(prefixes, lengths, strict=True)]
@@ -199,7 +212,12 @@ class EngineModel:
         positions = [position for part in new for position in part] + padding
         last = (torch.tensor([len(part) for part in new]).cumsum(0) - 1).tolist()
         state = Prefill(lengths, prefixes)
-        logits = self._forward(state, tokens, positions, last + last[-1:] * (-len(last) % ROWS))
+        embeddings = None
+        if min(tokens) < 0 and self.images is not None and images is not None:
+            embedded = embedded_parts(self.model, prompts, new, images, self.images)
+            embeddings = nn.functional.pad(embedded, (0, 0, 0, len(padding)))[None]
+        keep = last + last[-1:] * (-len(last) % ROWS)
+        logits = self._forward(state, tokens, positions, keep, embeddings)
         if any(len(prefix.keys) != self.layers for prefix in state.prefixes):
             raise ConfigError(
                 _unsupported(type(self.model).__name__, "not every layer is attention with its own keys and values")
@@ -219,10 +237,16 @@ class EngineModel:
         return logits
 
     def _forward(
-        self, state: decode_attention.Cache, tokens: list[int], positions: list[int], keep: list[int] | None
+        self,
+        state: decode_attention.Cache,
+        tokens: list[int],
+        positions: list[int],
+        keep: list[int] | None,
+        embeddings: Tensor | None = None,
     ) -> Tensor:
         logits: Tensor = self.model(
-            input_ids=torch.tensor([tokens], device=self.device),
+            input_ids=torch.tensor([tokens], device=self.device) if embeddings is None else None,
+            inputs_embeds=embeddings,
             position_ids=torch.tensor([positions], device=self.device),
             use_cache=False,
             logits_to_keep=0 if keep is None else torch.tensor(keep, device=self.device),

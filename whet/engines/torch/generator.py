@@ -30,6 +30,8 @@ from whet.processes.machine import bind
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from whet.models.images import ImageProcessor
+
 
 class TorchGenerator:
     """Samples from ``model``, which the generator owns from now on (create it with ``build_engine_model``).
@@ -44,15 +46,16 @@ class TorchGenerator:
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         cores: Sequence[int] | None = None,
         record_experts: bool = False,
+        images: "ImageProcessor | None" = None,
     ) -> None:
         """``cores``: the compute thread is bound to these cores with the first step; None: not bound. With
         ``record_experts`` completions have the experts of their tokens; raises ``ConfigError`` if the model has no
-        supported routers."""
+        supported routers. ``images`` is for a model that reads images."""
         if config.dtype != "auto" and model.dtype != torch_dtype(config.dtype):
             raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
         self.config = config
         self.tokenizer = tokenizer
-        self.engine = open_engine(model, config.packed_weights)
+        self.engine = open_engine(model, config.packed_weights, images)
         if record_experts:
             self.engine.record_experts()
         self.cores = cores
@@ -115,6 +118,10 @@ class TorchGenerator:
 
     def _request(self, prompt: Sequence[int], params: SamplingParams) -> Request:
         check_request(prompt, params, self.engine.vocab, stops=self.tokenizer is not None)
+        if params.images:
+            if self.engine.images is None:
+                raise WhetError("the prompt has images, and the model reads none; set model.vision=frozen or trained")
+            self.engine.images.check(prompt, params.images)
         limit = min(params.max_new_tokens, self.config.max_context - len(prompt))
         return Request(tuple(prompt), params, limit)
 

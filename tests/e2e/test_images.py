@@ -1,0 +1,79 @@
+"""Whole runs on prompts with images: GRPO in step and asynchronously, also resumed, and export."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny_vision import asked, picture, save_tiny_vision
+from tests.toy import toy_recipe
+from whet.checkpoint.export import export
+from whet.config.issues import RecipeError
+from whet.core.content import image_urls
+from whet.core.types import Task
+from whet.metrics.rollout_file import read_rollouts
+from whet.metrics.sinks.jsonl import read_metrics, without_time
+from whet.models.config import ModelConfig
+from whet.models.loading import load_images
+from whet.run import run
+from whet.tasks.base import TaskSet
+
+COLORS = ("red", "blue", "green", "black")
+
+
+class Colors(TaskSet):
+    """The reward is the share of the letters of the picture's colour in the reply."""
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        letters = set(COLORS[int(task.uid.rpartition("/")[2]) % len(COLORS)])
+        return {"reward": sum(letter in letters for letter in answer) / max(len(answer), 1)}
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [Task(f"colors/{split}/{i}", [asked(picture(COLORS[i % len(COLORS)], 30 + i, 20))]) for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vision")
+    save_tiny_vision(path)
+    return path
+
+
+def recipe_of(model: Path, vision: str = "trained", **changes: Any) -> Any:
+    data = {"type": "tests.e2e.test_images:Colors"}
+    return toy_recipe(model, data=data, model={"path": str(model), "vision": vision}, **changes)
+
+
+def losses(folder: Path) -> list[Any]:
+    return [without_time(line) for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "train"]
+
+
+@pytest.mark.parametrize("vision", ["trained", "frozen"])
+def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(model: Path, tmp_path: Path, vision: str) -> None:
+    rollouts = {"max_staleness": 1 if vision == "trained" else 0, "prompts_per_step": 4}
+    plain = run.start(recipe_of(model, vision, steps=3, rollouts=rollouts), tmp_path / "plain")
+    parts = run.start(recipe_of(model, vision, steps=2, rollouts=rollouts), tmp_path / "parts")
+    run.resume(parts, ["steps=3"])
+    assert losses(parts) == losses(plain)
+    assert any(line.get("loss") for line in losses(plain))
+    for record in read_rollouts(plain, 3):
+        assert "Which colour?" in record.prompt
+        assert len(image_urls(record.messages)) == 1
+    exported = export(plain, tmp_path / "exported").path
+    url = picture("green")
+    again, before = (load_images(ModelConfig(path=str(path), vision="frozen")) for path in (exported, model))
+    assert again.tokens(url) == before.tokens(url)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"generator": "vllm"}, "VllmGeneratorConfig"),
+        ({"parallel": {"fsdp": 2}, "cluster": "ray"}, "2 ranks"),
+        ({"learner": {"type": "megatron", "precision": "float32"}}, "megatron"),
+    ],
+)
+def test_what_cannot_read_images_is_refused_in_the_recipe(model: Path, changes: dict[str, Any], name: str) -> None:
+    with pytest.raises((RecipeError, ValueError), match=f"model.vision = trained reads images, which .*{name}"):
+        recipe_of(model, **changes)
