@@ -6,7 +6,7 @@ Neither needs a tokenizer or a model.
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 from whet.base.errors import DataError
 from whet.base.files import sync_folder, write_atomically
 from whet.core.types import Message, Status
+from whet.metrics.rollout_images import restoring, storing
 
 
 @dataclass(slots=True)
@@ -99,10 +100,12 @@ def rollout_steps(run_folder: Path) -> list[int]:
 
 
 def write_rollouts(run_folder: Path, step: int, records: Iterable[RolloutRecord]) -> Path:
-    """Write all records of a step atomically. Non-finite numbers are written as null."""
-    plain = (to_jsonable_python(record, inf_nan_mode="null") for record in records)
-    lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in plain]
+    """Write all records of a step atomically, after their images. Non-finite numbers are written as null."""
     path = rollout_path(run_folder, step)
+    stored = storing(path.parent)
+    whole = (replace(record, messages=stored(record.messages)) for record in records)
+    plain = (to_jsonable_python(record, inf_nan_mode="null") for record in whole)
+    lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in plain]
     # A lone surrogate can't be encoded in UTF-8, but its Python escape is also its JSON escape.
     write_atomically(path, "".join(lines).encode("utf-8", "backslashreplace"))
     return path
@@ -117,10 +120,12 @@ def read_rollouts(run_folder: Path, step: int) -> Iterator[RolloutRecord]:
         recorded = rollout_steps(run_folder)
         have = f"it has {len(recorded)} steps from {recorded[0]} to {recorded[-1]}" if recorded else "it recorded none"
         raise DataError(f"no rollouts of step {step} in {run_folder} ({have})") from None
+    restored = restoring(path.parent)
     with file:
         for number, line in enumerate(file, 1):
             try:
-                yield RolloutRecord.from_json(json.loads(line))
+                record = RolloutRecord.from_json(json.loads(line))
+                yield replace(record, messages=restored(record.messages))
             except (ValueError, TypeError, AttributeError) as error:
                 raise DataError(f"{path}:{number}: not a rollout record: {error}") from error
 

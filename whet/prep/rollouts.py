@@ -11,7 +11,7 @@ from typing import Any, Literal
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
 from whet.base.seeds import derive_seed
-from whet.core.content import text_of
+from whet.core.content import image_urls, text_of
 from whet.core.types import Message
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
 from whet.tasks.tools.hallucination import invokes_tool
@@ -84,10 +84,10 @@ def rows_of(task: str, answers: Answers, form: Form, dropped: Counter[str]) -> l
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """Return the message in the form of rows, with its content as text."""
+    """Return the message in the form of rows, with its content as text unless it has images."""
     kept = {key: part for key, part in message.items() if key != "malformed_calls"}
-    content = text_of(message["content"])
-    return kept | {"content": content.strip() if message["role"] == "assistant" else content}
+    content = message["content"] if image_urls([message]) else text_of(message["content"])
+    return kept | {"content": text_of(content).strip() if message["role"] == "assistant" else content}
 
 
 def _prompt_size(answers: Answers) -> int:

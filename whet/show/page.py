@@ -25,6 +25,7 @@ def page(data: dict[str, Any] | None, title: str) -> str:
     values = {
         "title": _attribute(escape_controls(title)),
         "policy": f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{connects}; "
+        "img-src data:; "
         "base-uri 'none'; form-action 'none'",
         "style": style,
         "script": script,

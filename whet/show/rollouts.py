@@ -89,7 +89,7 @@ def cards(records: Sequence[RolloutRecord], size_of: Any) -> list[dict[str, Any]
 def _part(record: RolloutRecord, part: Part) -> dict[str, Any]:
     asked = part.label in ("prompt", "user") and not part.folded
     most = MOST_QUESTION if asked else MOST_CHARACTERS
-    shown: dict[str, Any] = {"label": part.label, "facts": part.facts, "folded": part.folded}
+    shown: dict[str, Any] = {"label": part.label, "facts": part.facts, "folded": part.folded, "images": part.images}
     if part.tokens is None:
         return shown | {"text": part.text[:most], "cut": max(0, len(part.text) - most)}
     tokens = list(_tokens(record, part.tokens))

@@ -1,10 +1,11 @@
 """A rollout as a sequence of parts: the prompt, each reply with its tokens, and the messages between replies."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from whet.core.content import words_of
 from whet.metrics.rollout_file import RolloutRecord
+from whet.show.images import shown, thumbnails
 from whet.show.metric_catalog import show
 
 
@@ -17,6 +18,7 @@ class Part:
     tokens: range | None = None
     facts: str = ""  # reward and weight versions of a reply
     folded: bool = False  # before the question: instructions, examples
+    images: list[str] = field(default_factory=list)  # data URLs of thumbnails
 
 
 def transcript(record: RolloutRecord) -> Iterator[Part]:
@@ -41,10 +43,11 @@ def transcript(record: RolloutRecord) -> Iterator[Part]:
         else:
             name = message.get("name")
             label = f"{message['role']} {name}" if name else message["role"]
-            yield Part(label, words_of(message["content"]), folded=index < question)
+            content = message["content"]
+            yield Part(label, shown(content), folded=index < question, images=thumbnails(content))
 
 
 def task_data(record: RolloutRecord) -> list[tuple[str, str]]:
     """Return the task's data for graders, without texts that are in the prompt."""
-    shown = {words_of(message["content"]).strip() for message in record.messages if message["role"] != "assistant"}
-    return [(name, text) for name, text in record.data.items() if text and text.strip() not in shown]
+    asked = {words_of(message["content"]).strip() for message in record.messages if message["role"] != "assistant"}
+    return [(name, text) for name, text in record.data.items() if text and text.strip() not in asked]

@@ -7,7 +7,7 @@ the answer says where to continue.
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import SEEK_END
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from whet.base.errors import DataError
 from whet.core.content import words_of
 from whet.metrics.rollout_file import RolloutRecord, rollout_path
+from whet.metrics.rollout_images import restoring
 from whet.show.rollouts import card, episode, head
 from whet.show.view import ORDERS, verdict
 
@@ -84,7 +85,7 @@ def whole_episode(run: Path, place: Place) -> dict[str, Any]:
     record = _decode(lines[at], rollout_path(run, step), at, []) if at in lines else None
     if record is None:
         raise DataError(f"no rollout begins at byte {at} of {rollout_path(run, step).name}")
-    branches = [record]
+    branches, restored = [record], restoring(rollout_path(run, step).parent)
     if record.uid:
         same = f'"{record.uid}"'.encode("utf-8", "replace")
         decoded = (
@@ -94,7 +95,7 @@ def whole_episode(run: Path, place: Place) -> dict[str, Any]:
         )
         branches = [branch for branch in decoded if branch and episode(branch) == episode(record)]
     return {
-        "cards": [card(branch) for branch in branches],
+        "cards": [card(replace(branch, messages=restored(branch.messages))) for branch in branches],
         "chosen": next(i for i, b in enumerate(branches) if b is record),
     }
 

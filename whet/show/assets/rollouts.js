@@ -26,7 +26,8 @@ function tokenTip([text, id, sampler, learner]) {
 
 function partBody(part) {
   const cut = part.cut ? element("p", { class: "none" }, `${part.cut} more ${part.tokens ? "tokens are" : "characters are"} in the rollouts folder`) : "";
-  if (!part.tokens) return element("div", { class: ["answer", "assistant"].includes(part.label) ? "answer" : "prompt" }, part.text, cut);
+  const images = part.images.map((src) => element("img", { class: "thumbnail", src, alt: "" }));
+  if (!part.tokens) return element("div", { class: ["answer", "assistant"].includes(part.label) ? "answer" : "prompt" }, ...images, part.text, cut);
   return element("div", { class: "answer" }, ...part.tokens.map((token) => element("i", {
     class: tokenColour(token[2], token[3]), onpointermove: (event) => showTip(event, tokenTip(token)), onpointerleave: hideTip,
   }, token[0])), cut);
