@@ -54,6 +54,6 @@ def test_prompts_in_parts_train_to_the_same_bits_and_resume(tiny_model: Path, tm
 
 def test_an_image_in_a_prompt_is_refused_before_the_first_step(tiny_model: Path, tmp_path: Path) -> None:
     recipe = toy_recipe(tiny_model, data={"type": "tests.e2e.test_parts:InParts", "image": True})
-    words = r"^images are not supported yet: message 1 of task toy/t(rain|est)/0 has a part of type 'image'$"
+    words = r"^message 1 of task toy/t(rain|est)/0 has an image, where only text can be read; "
     with pytest.raises(DataError, match=words):
         run.start(recipe, tmp_path / "run")

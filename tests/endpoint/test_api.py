@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.endpoint.agents import RENDERER, Scene, call, scene
+from tests.tiny_vision import picture
 
 ADD: Any = {
     "type": "function",
@@ -321,10 +322,19 @@ def message_items(message: Any) -> list[Any]:
     return [{"type": "message", "id": "1", "role": "assistant", "status": "completed", "content": texts}]
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://x", "only an image itself or its data URL is taken here, not 'http://x'"),
+        ("/etc/passwd", "only an image itself or its data URL is taken here"),
+        ("data:image/png;base64,AAAA", "not an image in one of the formats"),
+        (picture(), "has an image, where only text can be read"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["image_url", "input_image"])
-def test_an_image_is_refused_with_a_reason(kind: str) -> None:
+def test_an_image_is_refused_with_a_reason(kind: str, url: str, why: str) -> None:
     async def ask(at: Scene) -> None:
-        content: Any = [{"type": kind, "image_url": "http://x"}]
+        content: Any = [{"type": kind, "image_url": url}]
         answers = [
             await at.chat({"role": "user", "content": content}),
             await at.http.post(
@@ -335,7 +345,8 @@ def test_an_image_is_refused_with_a_reason(kind: str) -> None:
         ]
         for answer in answers:
             assert answer.status_code == 400
-            assert "(images are not supported yet)" in answer.json()["error"]["message"]
+            assert why in answer.json()["error"]["message"]
+        assert not at.model.requests
 
     run("hello", ask)
 

@@ -157,7 +157,7 @@ def test_errors_have_the_types_of_anthropic() -> None:
         ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "must not be the assistant's"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "images are not supported yet",
+            "an image with its data URL",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},

@@ -202,7 +202,7 @@ def test_a_model_without_a_processor_is_refused(tmp_path: Path) -> None:
 
 
 def test_messages_with_images_need_a_processor_of_images() -> None:
-    with pytest.raises(DataError, match="images are not supported yet: message 1 has a part of type 'image'"):
+    with pytest.raises(DataError, match="message 1 has an image, where only text can be read"):
         Renderer(tiny_tokenizer()).render_prompt([asked(RED)])
 
 

@@ -225,7 +225,7 @@ def test_long_observations_in_parts_lose_their_middle_as_text() -> None:
 
 def test_an_image_is_refused_in_words() -> None:
     image: Message = {"role": "user", "content": [{"type": "image", "url": "cat.png"}]}
-    with pytest.raises(DataError, match=r"^images are not supported yet: message 2 of s has a part of type 'image'$"):
+    with pytest.raises(DataError, match=r"^message 2 of s has an image, where only text can be read; "):
         run(Session(recording()).reply([user("see"), image]))
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.toy import toy_recipe, write_recipe
 from whet.cli.main import main
 from whet.core.types import Episode, Span, Task, Trajectory
+from whet.data.images import open_image
 from whet.run.scores import Report, counts
 
 Answer = tuple[int, Any]
@@ -266,3 +267,15 @@ def test_majorities_need_answers_that_can_be_equal() -> None:
     assert 0.5 < report.majority_at[2] < 1
     assert Report.of(answers, 4).majority_at == {}
     assert counts(6) == [1, 2, 4, 6]
+
+
+def test_an_endpoint_is_asked_about_pictures(endpoint: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint.answers = lambda body: says("3")
+    assert evaluated(endpoint.url, "--on", "pictures", "--limit", "30", "--json") == 0
+    accuracy = json.loads(capsys.readouterr().out)["sets"]["pictures"]["accuracy"]
+    assert 0 < accuracy < 0.5, "a constant is right by chance"
+    assert len(endpoint.requests) == 30
+    for body in endpoint.requests:
+        image, text = body["messages"][-1]["content"]
+        assert open_image(image["image_url"]["url"]).size == (48, 48)
+        assert text["type"] == "text"

@@ -259,6 +259,6 @@ class Renderer:
 
 def check_images(renderer: Renderer | None, messages: Sequence[Message], where: str) -> None:
     """Raise ``DataError`` if the messages have images and the model reads none; ``where`` says what the messages belong
-    to, as in ``" of task 17"``. ``renderer``: None for a model behind an API, which gets texts only."""
-    if renderer is None or renderer.images is None:
+    to, as in ``" of task 17"``. ``renderer``: None for a model behind an API, which answers for itself."""
+    if renderer is not None and renderer.images is None:
         in_text(messages, where)

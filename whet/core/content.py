@@ -82,9 +82,8 @@ def content_of(value: object, image: Callable[[Mapping[str, object]], ImagePart]
             case Mapping() if image is not None and "image" in kind:
                 parts.append(image(part))
             case _:
-                why = " (images are not supported yet)" if "image" in kind else ""
                 what = "text only" if image is None else "texts and images only"
-                raise ValueError(f"must hold {what}, not a part of type {kind!r}{why}")
+                raise ValueError(f"must hold {what}, not a part of type {kind!r}")
     return parts
 
 
@@ -93,7 +92,7 @@ def _text(part: object, where: str) -> str:
         case {"type": "text", "text": str(text)}:
             return text
         case {"type": "image"}:
-            raise DataError(f"images are not supported yet: {where} has a part of type 'image'")
+            raise DataError(f"{where} has an image, where only text can be read; models read images by model.vision")
     raise DataError(f"{where} has a part of type {_kind(part)!r}; a part must be {{'type': 'text', 'text': '...'}}")
 
 

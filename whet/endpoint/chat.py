@@ -4,9 +4,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, JsonValue, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from whet.core.content import text_of
 from whet.core.types import Message
 from whet.endpoint.request import (
     Answer,
@@ -21,6 +20,7 @@ from whet.endpoint.request import (
     outgoing,
     pieces,
     strict_of,
+    text_of_reply,
     to_answer,
 )
 
@@ -59,9 +59,15 @@ class ChatMessage(BaseModel):
             raise ValueError("names of participants are not supported; leave it out")
         return name
 
+    @model_validator(mode="after")
+    def _replies_in_text(self) -> "ChatMessage":
+        if self.role == "assistant":
+            self.content = text_of_reply(self.content)
+        return self
+
     def message(self) -> Message:
         """Return whet's form of the message."""
-        content = text_of(self.content) if self.role == "assistant" else self.content
+        content = self.content
         message: Message = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.role == "assistant" and self.reasoning_content:
             message["reasoning_content"] = self.reasoning_content

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
-from whet.core.content import Content, content_of, text_of
+from whet.core.content import Content, Part, text_of
 from whet.core.types import Message
 from whet.data.messages import read_by
 from whet.endpoint.request import (
@@ -20,11 +20,14 @@ from whet.endpoint.request import (
     Question,
     Request,
     RequestedSampling,
+    Text,
     TextOrParts,
     incoming,
     only,
     pieces,
+    sent_content,
     strict_of,
+    text_of_reply,
     to_answer,
 )
 
@@ -74,7 +77,7 @@ Block = Annotated[
     Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")]
-    | Annotated[Content, read_by(lambda block: content_of([block])), Tag("text")],
+    | Annotated[Content, read_by(lambda block: sent_content([block])), Tag("text")],
     Discriminator(_kind),
 ]
 
@@ -94,6 +97,9 @@ class Turn(BaseModel):
         foreign = ToolResultBlock if self.role == "assistant" else ThinkingBlock | ToolUseBlock
         if any(isinstance(block, foreign) for block in self.content):
             raise ValueError(f"a message of the {self.role} has a block that only the other side sends")
+        for block in self.content:
+            if isinstance(block, list) and self.role == "assistant":
+                text_of_reply(block)
         return self
 
     def messages(self) -> Iterator[Message]:
@@ -104,15 +110,25 @@ class Turn(BaseModel):
                 if text["content"]:
                     yield text
                     text = {"role": self.role, "content": ""}
-                yield {"role": "tool", "content": text_of(block.content), "tool_call_id": block.tool_use_id}
+                yield {"role": "tool", "content": _joined(block.content), "tool_call_id": block.tool_use_id}
             elif isinstance(block, ToolUseBlock):
                 text.setdefault("tool_calls", []).append(incoming(block.id, block.name, block.input))
             elif isinstance(block, ThinkingBlock):
                 text["reasoning_content"] = text.get("reasoning_content", "") + block.thinking
             else:
-                text["content"] = text_of(text["content"]) + text_of(block)
+                text["content"] = _joined(text["content"], block)
         if text["content"] or not any(isinstance(block, ToolResultBlock) for block in self.content):
             yield text
+
+
+def _joined(*contents: Content) -> Content:
+    """Return the contents as one: a text, or parts if there is an image."""
+    parts: list[Part] = []
+    for content in contents:
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not any(part["type"] == "image" for part in parts):
+        return text_of(parts)
+    return [part for part in parts if part["type"] == "image" or part["text"]]
 
 
 class CustomTool(Function):
@@ -126,7 +142,7 @@ class Conversation(Body):
     """The part of a request that the model reads; also the body of ``/v1/messages/count_tokens``."""
 
     messages: list[Turn] = Field(min_length=1)
-    system: TextOrParts = ""
+    system: Text = ""
     tools: list[CustomTool] = Field(default_factory=list)
     tool_choice: Annotated[JsonValue, only(*_CHOICES)] = None
     thinking: dict[str, JsonValue] | None = None
@@ -134,8 +150,8 @@ class Conversation(Body):
 
     def question(self) -> Question:
         messages = [message for turn in self.messages for message in turn.messages()]
-        if system := text_of(self.system):
-            messages.insert(0, {"role": "system", "content": system})
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
         tools = [tool.schema_for_template() for tool in self.tools] if self.tool_choice != {"type": "none"} else []
         return Question(to_answer(messages), tools or None)
 

@@ -7,7 +7,7 @@ own. Independent of HTTP.
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import uuid4
@@ -23,9 +23,11 @@ from pydantic import (
     model_validator,
 )
 
+from whet.base.errors import WhetError
 from whet.chat.calls import checked_arguments, match_results
-from whet.core.content import Content, content_of, text_of
+from whet.core.content import Content, ImagePart, content_of, text_of
 from whet.core.types import Message, ToolCall
+from whet.data.images import read_image, source_of
 from whet.data.messages import read_by
 
 R = TypeVar("R", bound=BaseModel)
@@ -105,12 +107,23 @@ def only(*supported: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _content(value: object) -> Content:
-    return "" if value is None else content_of(value)
+def sent_content(value: object) -> Content:
+    """Return the content that a client sent. Raises ``ValueError`` for an image that is damaged, or not a data URL."""
+    return "" if value is None else content_of(value, _image)
 
 
-TextOrParts = Annotated[Content, read_by(_content)]  # a text or parts
-Text = Annotated[str, read_by(lambda value: text_of(_content(value)))]  # parts are joined
+def _image(part: Mapping[str, object]) -> ImagePart:
+    source = source_of(part)
+    if not isinstance(source, str):
+        raise ValueError("must hold an image with its data URL")
+    try:
+        return {"type": "image", "url": read_image(source)}  # of the request alone: no file, no address
+    except WhetError as problem:
+        raise ValueError(str(problem)) from None
+
+
+TextOrParts = Annotated[Content, read_by(sent_content)]  # a text, or parts of texts and images
+Text = Annotated[str, read_by(lambda value: text_of("" if value is None else content_of(value)))]  # parts are joined
 Arguments = Annotated[dict[str, Any], BeforeValidator(checked_arguments)]
 Parameters = Annotated[
     dict[str, Any], BeforeValidator(lambda schema: checked_arguments({} if schema is None else schema))
@@ -203,6 +216,13 @@ def outgoing(call: ToolCall) -> tuple[str, str, str]:
 def incoming(id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
     """Return a call that a client sent back in whet's form."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def text_of_reply(content: Content) -> str:
+    """Return the content of a reply, which the model wrote. Raises ``ValueError`` for one with an image."""
+    if not isinstance(content, str) and any(part["type"] == "image" for part in content):
+        raise ValueError("a message of the assistant must hold text only, not an image")
+    return text_of(content)
 
 
 def to_answer(messages: list[Message]) -> list[Message]:

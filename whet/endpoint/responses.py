@@ -5,9 +5,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
-from whet.core.content import Content, text_of
+from whet.core.content import Content
 from whet.core.types import Message
 from whet.endpoint.request import (
     Answer,
@@ -23,6 +23,7 @@ from whet.endpoint.request import (
     outgoing,
     pieces,
     strict_of,
+    text_of_reply,
     to_answer,
 )
 
@@ -32,6 +33,12 @@ class MessageItem(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: TextOrParts
+
+    @model_validator(mode="after")
+    def _replies_in_text(self) -> "MessageItem":
+        if self.role == "assistant":
+            self.content = text_of_reply(self.content)
+        return self
 
 
 class CallItem(BaseModel):
@@ -160,7 +167,7 @@ def _messages(items: list[Any]) -> list[Message]:
             elif isinstance(item, ReasoningItem):
                 reply["reasoning_content"] = item.content
             else:
-                reply["content"] = text_of(item.content)
+                reply["content"] = item.content
         replying = by_model
     return messages
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from whet.base.errors import ConfigError, GeneratorError
 from whet.base.extras import extra
 from whet.chat.calls import checked_arguments
-from whet.core.content import in_text
+from whet.core.content import Part, image_urls, text_of
 from whet.core.types import Message, Span
 from whet.endpoint.request import incoming, outgoing
 from whet.engines.base import Completion
@@ -136,15 +136,23 @@ class RemoteRecording(Recording):
 
 def _sent(message: Message) -> dict[str, Any]:
     """Return a message as the API takes it: arguments of calls are JSON texts."""
-    (plain,) = in_text([message])
-    sent: dict[str, Any] = {name: plain[name] for name in ("role", "content", "name", "tool_call_id") if name in plain}
-    if calls := plain.get("tool_calls"):
+    sent: dict[str, Any] = {name: message[name] for name in ("role", "name", "tool_call_id") if name in message}
+    content = message["content"]
+    if isinstance(content, str) or not image_urls([message]):
+        sent["content"] = text_of(content)
+    else:
+        sent["content"] = [_sent_part(part) for part in content]
+    if calls := message.get("tool_calls"):
         parts = [outgoing(call) for call in calls]
         sent["tool_calls"] = [
             {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
             for id, name, arguments in parts
         ]
     return sent
+
+
+def _sent_part(part: Part) -> dict[str, Any]:
+    return dict(part) if part["type"] == "text" else {"type": "image_url", "image_url": {"url": part["url"]}}
 
 
 def _received(values: dict[str, Any]) -> Message:

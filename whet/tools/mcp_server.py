@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError
 
 from whet.base.extras import require
+from whet.core.content import Content, Part
+from whet.tools.images import within
 from whet.tools.source import ToolServer, ToolSource
 from whet.tools.tool import Tool, ToolError, bounded
 
@@ -90,7 +92,7 @@ class MCPConnection(ToolServer):
         run, alive = partial(self._call, client, name), partial(self._alive, client)
         return Tool(valid, description or valid, parameters, run, alive=alive)
 
-    async def _call(self, client: "Client", name: str, arguments: dict[str, Any], limit: int) -> str:
+    async def _call(self, client: "Client", name: str, arguments: dict[str, Any], limit: int) -> Content:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
@@ -100,10 +102,12 @@ class MCPConnection(ToolServer):
             if error.code == CONNECTION_CLOSED:
                 raise ConnectionError(f"the MCP server {self.settings.command} has ended") from None
             raise ToolError(error.message) from None
-        parts = (part.text if part.type == "text" else part.model_dump_json() for part in result.content)
+        if not result.is_error and any(part.type == "image" for part in result.content):
+            return within([_part(part) for part in result.content], limit)
+        texts = (part.text if part.type == "text" else part.model_dump_json() for part in result.content)
         if result.is_error:
-            raise ToolError("\n".join(parts))
-        return bounded(parts, limit)
+            raise ToolError("\n".join(texts))
+        return bounded(texts, limit)
 
     async def _alive(self, client: "Client") -> None:
         """Raise ``ConnectionError``, and end the server, unless it answers."""
@@ -165,3 +169,10 @@ class MCPConnection(ToolServer):
                 os.killpg(process.pid, signal.SIGKILL)
             stdin.close()
             await process.wait()
+
+
+def _part(part: Any) -> Part:
+    """Return a part of a server's result. The environment checks its images."""
+    if part.type == "image":
+        return {"type": "image", "url": f"data:{part.mime_type};base64,{part.data}"}
+    return {"type": "text", "text": part.text if part.type == "text" else part.model_dump_json()}

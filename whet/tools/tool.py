@@ -19,7 +19,9 @@ from pydantic_core import ArgsKwargs, to_jsonable_python
 
 from whet.base.errors import ConfigError
 from whet.base.extras import extra
+from whet.core.content import Content
 from whet.processes.threads import run_in_thread
+from whet.tools.images import parts_of, within
 
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # the rule of the OpenAI API
 _JSON = json.JSONEncoder(ensure_ascii=False, default=partial(to_jsonable_python, fallback=str))
@@ -37,7 +39,7 @@ class Tool:
     description: str
     parameters: dict[str, Any]  # JSON schema of the arguments, an object
     # Called with the arguments and the most characters of a result. Raises ToolError for wrong arguments.
-    run: Callable[[dict[str, Any], int], Awaitable[str]]
+    run: Callable[[dict[str, Any], int], Awaitable[Content]]
     ordered: bool = False  # the tool keeps state, so the calls of one reply run one after the other
     alive: Callable[[], Awaitable[None]] | None = None  # called after a time-out; raises if the tool's server is dead
 
@@ -55,7 +57,8 @@ class Tool:
 def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
     """Return the tool of a function, sync or async. Its docstring describes it to the model and, below ``Args:``, its
     arguments. A sync function runs on a separate thread. The result is shown as text if it is one, else as JSON; an
-    iterator of texts is read until the limit of characters.
+    iterator of texts is read until the limit of characters. An image of Pillow, or a list of texts and such images, is
+    shown as it is.
 
     Raises ``ConfigError`` for a function without a docstring, or with a parameter without a type or a name.
     """
@@ -63,23 +66,29 @@ def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
     interface = _interface(function.__func__ if bound else function, bound)  # type: ignore[attr-defined]
     name = f"tool {interface.name}"
 
-    async def run(arguments: dict[str, Any], limit: int) -> str:
+    async def run(arguments: dict[str, Any], limit: int) -> Content:
         call = partial(function, **interface.checked(arguments))
         if not inspect.iscoroutinefunction(function):
 
-            def work() -> str | Awaitable[object]:
+            def work() -> Content | Awaitable[object]:
                 result = call()
-                return result if inspect.isawaitable(result) else bounded(result, limit)
+                return result if inspect.isawaitable(result) else shown(result, limit)
 
             output = await run_in_thread(work, name)
-            if isinstance(output, str):
+            if isinstance(output, str | list):
                 return output
             result = await output  # a plain function that returns a coroutine
         else:
             result = await call()
-        return await run_in_thread(lambda: bounded(result, limit), name)
+        return await run_in_thread(lambda: shown(result, limit), name)
 
     return Tool(interface.name, interface.description, interface.parameters, run, ordered)
+
+
+def shown(result: Any, limit: int) -> Content:
+    """Return a result as the model sees it, with at most ``limit`` characters of text."""
+    parts = parts_of(result)
+    return bounded(result, limit) if parts is None else within(parts, limit)
 
 
 def bounded(result: Any, limit: int) -> str:

@@ -15,6 +15,7 @@ from whet.base.errors import ConfigError, WhetError
 from whet.chat.control_tokens import NO_TEXT
 from whet.config import Config
 from whet.config.nearest import did_you_mean
+from whet.core.content import Content
 from whet.core.types import Message, ToolCall
 from whet.processes.loop_thread import UserCodeExit
 from whet.tools.tool import Tool, ToolError, bounded
@@ -62,15 +63,16 @@ class Toolbox:
 
         async def result(number: int, call: ToolCall) -> Message:
             name, arguments = NO_TEXT.sub("\ufffd", call["function"]["name"][:64]), call["function"]["arguments"]
+            content: Content
             if number >= allowed:
                 self.counts["refused"] += 1
-                text = f"Error: not run, because only {self._limits.max_calls} calls are allowed"
+                content = f"Error: not run, because only {self._limits.max_calls} calls are allowed"
             else:
                 self.counts["calls"] += 1
                 tool = self._tools.get(name)
                 async with ordered if tool and tool.ordered else slots:
-                    text = await self._run(tool, name, arguments)
-            return {"role": "tool", "name": name, "tool_call_id": call["id"], "content": text}
+                    content = await self._run(tool, name, arguments)
+            return {"role": "tool", "name": name, "tool_call_id": call["id"], "content": content}
 
         results = await asyncio.gather(*map(result, range(len(calls)), calls), return_exceptions=True)
         for message in results:
@@ -78,13 +80,13 @@ class Toolbox:
                 raise message
         return [message for message in results if not isinstance(message, BaseException)]
 
-    async def _run(self, tool: Tool | None, name: str, arguments: dict[str, Any]) -> str:
+    async def _run(self, tool: Tool | None, name: str, arguments: dict[str, Any]) -> Content:
         try:
             if tool is None:
                 self.counts["unknown"] += 1
                 names = ", ".join(self._tools)
                 raise ToolError(f"there is no tool {name!r}.{did_you_mean(name, self._tools)} Tools: {names}")
-            return NO_TEXT.sub("\ufffd", await self._in_time(tool, arguments))
+            return _in_unicode(await self._in_time(tool, arguments))
         except Exception as error:
             if not isinstance(error, ToolError) and is_infrastructure(error):
                 raise
@@ -92,7 +94,7 @@ class Toolbox:
             text = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
             return NO_TEXT.sub("\ufffd", f"Error: {bounded(text, self._limits.max_result_chars)}")
 
-    async def _in_time(self, tool: Tool, arguments: dict[str, Any]) -> str:
+    async def _in_time(self, tool: Tool, arguments: dict[str, Any]) -> Content:
         if tool.ordered and self._late is not None:
             raise ToolError(f"not run, because {self._late} has not finished")
         running = asyncio.ensure_future(tool.run(arguments, self._limits.max_result_chars))
@@ -107,6 +109,15 @@ class Toolbox:
             self._late = tool.name if tool.ordered else self._late
             raise ToolError(f"{tool.name} did not finish within {self._limits.deadline_s:g} s")
         return running.result()
+
+
+def _in_unicode(content: Content) -> Content:
+    if isinstance(content, str):
+        return NO_TEXT.sub("\ufffd", content)
+    return [
+        {"type": "text", "text": NO_TEXT.sub("\ufffd", part["text"])} if part["type"] == "text" else part
+        for part in content
+    ]
 
 
 def is_infrastructure(error: BaseException) -> bool:
