@@ -7,13 +7,15 @@ from typing import Any
 
 import datasets
 import pytest
+from PIL import Image
 
 from tests.data.test_images import file_of
 from tests.tiny_vision import save_tiny_vision
 from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
 from whet.core.content import image_urls, words_of
-from whet.data.images import data_url
+from whet.data.images import data_url, open_image
+from whet.data.in_memory import as_rows, write_rows
 from whet.data.row import read_rows
 from whet.data.row_kinds import Conversation, Preference, Prompt
 from whet.data.rows import PreferenceRows, SupervisedRows, question_key
@@ -225,6 +227,21 @@ def test_a_wrong_row_is_named(folder: Path, name: str):
     row, message = WRONG[name]
     with pytest.raises(DataError, match=rf"rows\.jsonl:2: .*{message}"):
         read(folder, Prompt, {"prompt": "Fine?"}, row)
+
+
+def test_rows_in_memory_hold_images_of_pillow_and_bytes(folder: Path):
+    shown = Image.open(folder / "blue.png")
+    rows = [{"prompt": "How many?", "image": image} for image in (shown, RED, {"bytes": RED, "path": None})]
+    placed = as_rows(rows)
+    assert [len(image_urls(Prompt.of(*row).question)) for row in placed] == [1, 1, 1]
+    write_rows(folder / "written.jsonl", placed)
+    urls = [image_urls(row.question) for row in read_rows(str(folder / "written.jsonl"), Prompt)]
+    assert urls[1:] == [[URLS[0]], [URLS[0]]]
+    assert open_image(urls[0][0]).tobytes() == shown.tobytes()
+    with pytest.raises(DataError, match="row 0 of data: not an image in one of the formats"):
+        write_rows(folder / "written.jsonl", as_rows([{"prompt": "How many?", "sound": b"RIFF"}]))
+    with pytest.raises(DataError, match=r"row 0 of data: field 'image\[0\]': only an image itself or its data URL"):
+        Prompt.of(*as_rows([{"prompt": "How many?", "image": "blue.png"}])[0])
 
 
 def test_an_image_in_a_reply_is_refused(folder: Path):

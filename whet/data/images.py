@@ -9,11 +9,11 @@ import binascii
 import hashlib
 import io
 import re
+import sys
 import warnings
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from whet.base.errors import DataError
 from whet.base.extras import extra
@@ -55,9 +55,9 @@ def read_image(value: object, folder: Path | None = None) -> str:
             return data_url(content)
         case {"bytes": bytes(content)}:
             return data_url(content)
-        case {"path": str(source)} | {"url": str(source)}:
+        case {"bytes": str(source)} | {"path": str(source)} | {"url": str(source)}:
             return read_image(source, folder)
-    if isinstance(value, _image_class()):
+    if is_image(value):
         return _checked_url(value)
     kind = f"an object of {', '.join(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
     raise DataError(f"an image must be a path, an address with a hash, a data URL or the bytes of a file, not {kind}")
@@ -204,8 +204,7 @@ def _url(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-@cache
-def _image_class() -> "type[Image]":
-    with extra("images", "reading images"):
-        from PIL import Image
-    return Image.Image
+def is_image(value: object) -> TypeGuard["Image"]:
+    """Return whether a value is an image of Pillow, without importing it."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)

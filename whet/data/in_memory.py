@@ -1,6 +1,7 @@
 """Rows that a script or notebook holds in memory, as dicts, and their way into a JSONL file.
 
-Accepts what people have: a list of dicts, a ``datasets.Dataset``, a ``pandas.DataFrame``. Imports neither library.
+Accepts what people have: a list of dicts, a ``datasets.Dataset``, a ``pandas.DataFrame``, with images of Pillow among
+the values. Imports none of these libraries.
 """
 
 import json
@@ -10,6 +11,7 @@ from typing import Any
 
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
+from whet.data.images import is_image, read_image
 from whet.data.jsonl import Placed
 
 
@@ -41,12 +43,14 @@ def write_rows(path: Path, rows: Sequence[Placed]) -> None:
 def _line(row: Mapping[str, Any], where: str) -> str:
     try:
         return json.dumps(row, allow_nan=False, default=_plain)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, DataError) as error:
         raise DataError(f"{where}: {error}") from None
 
 
 def _plain(value: Any) -> Any:
-    """Return a numpy value as Python's."""
+    """Return a numpy value as Python's, and an image as a data URL."""
     if hasattr(value, "tolist"):
         return value.tolist()
+    if isinstance(value, bytes) or is_image(value):
+        return read_image(value)
     raise TypeError(f"a value of type {type(value).__name__} is not a value of JSON")

@@ -12,7 +12,7 @@ from whet.core.types import Group
 from whet.data.base import ROWS
 from whet.data.order import MixedOrder
 from whet.data.row_kinds import Example
-from whet.data.rows import FileRows, Groups, Rows, check_images, question_key
+from whet.data.rows import FileRows, Groups, Rows, check_rows, question_key
 from whet.data.source import MappedRows
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
@@ -61,7 +61,7 @@ class RowMixture(Rows):
             kept = [row for row in rows if question_key(row) not in test_keys]
             tally.drop("also in the test split of another part", len(rows) - len(kept))
             tally.report(len(kept) + len(held_out))
-            check_images([*kept, *held_out], renderer)
+            check_rows([*kept, *held_out], renderer)
             train += [(name, row) for row in kept]
             test += [(name, row) for row in held_out]
         test.sort(key=lambda placed: question_key(placed[1]))  # so that a few of them are of all parts

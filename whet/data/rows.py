@@ -106,7 +106,7 @@ class FileRows(Rows):
     def groups(self, renderer: Renderer, *, judging: bool = False) -> Groups:
         train, held_out, tally = self.split()
         tally.report(len(train) + len(held_out))
-        check_images([*train, *held_out], renderer)
+        check_rows([*train, *held_out], renderer)
         to_group = self.bounded(renderer, judging)
         return {"train": MappedRows(train, to_group), "test": MappedRows(held_out, to_group)}
 
@@ -222,7 +222,7 @@ class PromptRows(FileRows):
         return self.too_long(group)
 
 
-def check_images(rows: Iterable[Example], renderer: Renderer) -> None:
+def check_rows(rows: Iterable[Example], renderer: Renderer) -> None:
     """Raise ``DataError`` naming the first row with an image, if the renderer takes none."""
     for row in rows if renderer.images is None else ():
         if image_urls(row.question) or any(image_urls(answer.messages) for answer in row.answers):
