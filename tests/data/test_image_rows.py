@@ -184,6 +184,12 @@ def test_a_table_of_datasets_holds_the_bytes(folder: Path, several: bool):
     assert row.given["thumbnail"] == {}, "bytes that are not used are left out"
 
 
+@pytest.mark.parametrize("value", [None, "", []])
+def test_an_empty_column_holds_no_image(folder: Path, value: Any):
+    (row,) = read(folder, Prompt, {"prompt": "Why?", "image": value})
+    assert row.question == [{"role": "user", "content": "Why?"}]
+
+
 def test_a_column_of_another_name(folder: Path):
     (row,) = read(folder, Prompt, {"prompt": "How many?", "photo": "blue.png"}, columns={"images": "photo"})
     assert image_urls(row.question) == [URLS[1]]

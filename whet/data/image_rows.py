@@ -28,7 +28,7 @@ def with_images(fields: Mapping[str, Any], folder: Path | None) -> dict[str, Any
     bytes. ``folder``: see ``read_image``. Raises ``ValueError`` naming the field of an image that can't be read, and
     unless each image of the column has one place in the messages."""
     row = dict(fields)
-    column = next((name for name in _COLUMNS if row.get(name) is not None), None)
+    column = next((name for name in _COLUMNS if row.get(name) not in (None, "", [])), None)
     sources = [] if column is None else _listed(row.pop(column))
     if sources and not any(_places(row.get(name)) for name in (*_QUESTIONS, *_ANSWERS)):
         _add_places(row, len(sources))

@@ -4,6 +4,7 @@ import codecs
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,22 @@ from whet.base.strict_json import STRICT, TABLES
 Placed = tuple[str, dict[str, Any]]  # ("train.jsonl:17", an object)
 
 
-def folder_of(where: str) -> Path | None:
-    """Return the folder of the file that a place is in; None for a place in no file."""
-    file = Path(where.rpartition(":")[0])
-    return file.parent if file.is_file() else None
-
-
 LeaveOut = Callable[[DataError], None]
 """Called with the problem of a damaged row, which is then left out; without it the problem is raised."""
 
 
 class WrongRowError(DataError):
     """A row is damaged, or a field of it is wrong."""
+
+
+def folder_of(where: str) -> Path | None:
+    """Return the folder of the file that a place is in; None for a place in no file."""
+    return _folder_of_file(where.rpartition(":")[0])
+
+
+@lru_cache(maxsize=64)
+def _folder_of_file(file: str) -> Path | None:
+    return Path(file).parent if Path(file).is_file() else None
 
 
 def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
