@@ -190,6 +190,20 @@ def test_an_empty_column_holds_no_image(folder: Path, value: Any):
     assert row.question == [{"role": "user", "content": "Why?"}]
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_data_set_of_the_hub_holds_the_bytes(folder: Path, several: bool, monkeypatch: pytest.MonkeyPatch):
+    """A folder stands for the hub, which is read by the same library."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    feature = datasets.List(datasets.Image()) if several else datasets.Image()
+    value = {"bytes": RED, "path": None}
+    rows = {"images": [[value] if several else value], "prompt": ["How many?"]}
+    features = datasets.Features(images=feature, prompt=datasets.Value("string"))
+    (folder / "set").mkdir()
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / "set" / "train.parquet")
+    (row,) = read_rows(f"hf:{folder}/set:train", Prompt)
+    assert image_urls(row.question) == [URLS[0]], "byte for byte"
+
+
 def test_a_column_of_another_name(folder: Path):
     (row,) = read(folder, Prompt, {"prompt": "How many?", "photo": "blue.png"}, columns={"images": "photo"})
     assert image_urls(row.question) == [URLS[1]]
