@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import random
 import struct
 import threading
 import zlib
@@ -174,6 +175,19 @@ def test_flipped_bytes_are_an_image_or_an_error(data: st.DataObject):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     with suppress(DataError):
         open_image(data_url(bytes(content)))
+
+
+def test_damaged_exif_data_are_an_image_or_an_error(recwarn: pytest.WarningsRecorder):
+    exif, draw = Image.Exif(), random.Random(0)
+    exif[0x0112], exif[0x010E] = 6, "a photograph"
+    whole = file_of("JPEG", exif=exif)
+    for _ in range(1000):
+        content = bytearray(whole)
+        for _ in range(draw.randint(1, 5)):
+            content[draw.randrange(2, 120)] = draw.randrange(256)
+        with suppress(DataError):
+            data_url(bytes(content))
+    assert not recwarn.list
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -58,7 +59,8 @@ def read_image(value: object, folder: Path | None = None) -> str:
         case {"bytes": str(source)} | {"path": str(source)} | {"url": str(source)}:
             return read_image(source, folder)
     if is_image(value):
-        return _checked_url(value)
+        with _reading():
+            return _checked_url(value)
     kind = f"an object of {', '.join(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
     raise DataError(f"an image must be a path, an address with a hash, a data URL or the bytes of a file, not {kind}")
 
@@ -81,11 +83,12 @@ def data_url(content: bytes) -> str:
     another format than PNG, JPEG, WebP, GIF and BMP."""
     if len(content) > MOST_BYTES:
         raise DataError(f"the image has {len(content):,} bytes, and at most {MOST_BYTES:,} are allowed")
-    image = _decoded(content)
-    kind = _KEPT.get(image.format or "")
-    if kind and image.mode in _MODES and image.getexif().get(_ORIENTATION, 1) == 1:
-        return _url(kind, content)
-    return _checked_url(image)
+    with _reading():
+        image = _decoded(content)
+        kind = _KEPT.get(image.format or "")
+        if kind and image.mode in _MODES and image.getexif().get(_ORIENTATION, 1) == 1:
+            return _url(kind, content)
+        return _checked_url(image)
 
 
 def content_of_url(url: str) -> bytes:
@@ -103,7 +106,8 @@ def content_of_url(url: str) -> bytes:
 
 def open_image(url: str) -> "Image":
     """Return the decoded image of a data URL. Raises ``DataError`` if it is damaged or too large."""
-    return _decoded(content_of_url(url))
+    with _reading():
+        return _decoded(content_of_url(url))
 
 
 def fingerprint(url: str) -> str:
@@ -152,24 +156,32 @@ def _inside(path: Path, folder: Path) -> Path:
     return place
 
 
-def _decoded(content: bytes) -> "Image":
-    """Return the decoded image of a file."""
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Turn errors of Pillow, whose readers raise many types, into ``DataError``, and leave out its warnings."""
     with extra("images", "reading images"):
         from PIL import Image
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(content), formats=_FORMATS)
-        _check_size(image)
-        image.load()
+            yield
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise DataError(f"the image has more than {MOST_PIXELS:,} pixels") from None
     except Image.UnidentifiedImageError:
         raise DataError(f"not an image in one of the formats {', '.join(_FORMATS)}") from None
-    except Exception as problem:  # Pillow's readers raise errors of many types
+    except Exception as problem:
         raise DataError(f"the image is damaged: {problem}") from None
+
+
+def _decoded(content: bytes) -> "Image":
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(content), formats=_FORMATS)
+    _check_size(image)
+    image.load()
     return image
 
 
