@@ -21,7 +21,7 @@ def test_every_pipeline_is_valid(name: str, profile: str | None, monkeypatch: py
     loaded = load_pipeline(name, profile=profile)
     jobs = graph.build(loaded, Path("/nowhere"))
     assert loaded.value.stages.keys() <= jobs.keys()
-    assert ("base" in jobs) == (profile == "tiny")
+    assert ("base" in jobs) == (profile == "tiny" or name == "pictures")
     assert loaded.value.description
 
 
@@ -79,3 +79,11 @@ def test_distillation(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "student/metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line and line.get("kind", "train") == "train"]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+def test_pictures(tmp_path: Path) -> None:
+    stages = finished("pictures", tmp_path)
+    assert stages["sft"]["values"].keys() >= {"loss", "loss_before"}
+    assert stages["result"]["values"].keys() >= {"accuracy", "against/accuracy"}
+    assert (tmp_path / "rl.best/processor_config.json").is_file()

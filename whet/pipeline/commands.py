@@ -42,8 +42,8 @@ def command_of(job: Job, folder: Path, *, resume: bool = False) -> Command:
             words += ["--step", "latest"] * (isinstance(source, Reference) and source.output == "last")
             words += ["--adapter"] * adapter + ([] if dtype is None else ["--dtype", dtype])
             return Command(tuple(words))
-        case RandomModel(seed=seed):
-            return Command(("random_model", place, str(seed)), _MAKE)
+        case RandomModel(seed=seed, images=images):
+            return Command(("random_vision_model" if images else "random_model", place, str(seed)), _MAKE)
     return Command(("resume", place)) if resume else Command(("train", recipe, "--folder", place))
 
 

@@ -173,6 +173,8 @@ class RandomModel(Stage):
 
     seed: int = Field(0, ge=0)
     """All weights are derived from it."""
+    images: bool = False
+    """The model also reads images, with ``model.vision``."""
 
 
 class PipelineConfig(Config):

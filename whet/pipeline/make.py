@@ -1,7 +1,8 @@
 """The process of a stage that is not a command of ``whet``:
 
-python -m whet.pipeline.make rows RUN OUT FORM       the graded answers of a run as rows
-python -m whet.pipeline.make random_model OUT SEED   a tiny model of random weights
+python -m whet.pipeline.make rows RUN OUT FORM              the graded answers of a run as rows
+python -m whet.pipeline.make random_model OUT SEED          a tiny model of random weights
+python -m whet.pipeline.make random_vision_model OUT SEED   the same with a vision tower
 """
 
 import sys
@@ -21,8 +22,10 @@ def main(words: list[str]) -> None:
         of_answers(run, rows).write(rows.parent)
         return
     from whet.models.tiny import save_tiny_model
+    from whet.models.tiny_vision import save_tiny_vision_model
 
-    save_tiny_model(Path(words[1]), seed=int(words[2]))
+    save = save_tiny_vision_model if words[0] == "random_vision_model" else save_tiny_model
+    save(Path(words[1]), seed=int(words[2]))
 
 
 if __name__ == "__main__":
