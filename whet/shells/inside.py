@@ -24,11 +24,12 @@ from whet.processes.child import Answer
 from whet.sandbox.confinement import Confinement
 from whet.sandbox.forks import confined_fork
 from whet.sandbox.namespaces import enter_namespaces
+from whet.shells.archives import carried
+from whet.shells.output import Output
 from whet.shells.places import ENVIRONMENT, FILE_PROBLEM, LOGS, TESTS, Ending
 
 _WATCH_S = 0.1  # seconds between two looks at the memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_PIECE = 1 << 16
 
 
 def make() -> Answer:
@@ -86,13 +87,13 @@ class _Inside:
             for file in (nothing, writer, reporter):
                 os.close(file)
         with open(output, "rb", 0), open(errors, "rb", 0) as reports:
-            collected = _Output(keep, cut_middle=name == "run")
+            collected = Output(keep, cut_middle=name == "run")
             ending = self._wait(process, output, collected, time.monotonic() + seconds)
             status = _end_all(process)
             collected.drain(output)
             return status, ending, reports.read() or collected.bytes()
 
-    def _wait(self, process: int, reader: int, output: "_Output", until: float) -> Ending:
+    def _wait(self, process: int, reader: int, output: Output, until: float) -> Ending:
         """Wait until the process ends or a limit is exceeded, and collect its output."""
         waiting, looked = os.pidfd_open(process), 0.0
         try:
@@ -111,36 +112,6 @@ class _Inside:
                     looked = time.monotonic()
         finally:
             os.close(waiting)
-
-
-class _Output:
-    """Output of a command: its beginning and its end, within a number of bytes."""
-
-    def __init__(self, keep: int, cut_middle: bool) -> None:
-        self.first, self.last = (keep // 2, keep - keep // 2) if cut_middle else (keep, 0)
-        self.head, self.tail, self.left_out, self.open = b"", b"", 0, True
-
-    def take(self, reader: int) -> bool:
-        """Take what is in the pipe. Return whether there was anything."""
-        with suppress(BlockingIOError):
-            data = os.read(reader, _PIECE)
-            self.open = bool(data)
-            space = self.first - len(self.head)
-            self.head += data[:space]
-            tail = self.tail + data[space:]
-            self.tail = tail[len(tail) - self.last :] if len(tail) > self.last else tail
-            self.left_out += len(tail) - len(self.tail)
-            return self.open
-        return False
-
-    def drain(self, reader: int) -> None:
-        """Take the rest; all writers have ended."""
-        while self.take(reader):
-            pass
-
-    def bytes(self) -> bytes:
-        note = f"\n[{self.left_out} bytes are left out]\n".encode() if self.left_out and self.last else b""
-        return self.head + note + self.tail
 
 
 def _end_all(process: int) -> int:
@@ -217,14 +188,8 @@ def _snapshot() -> None:
 
 
 def _restore(archive: bytes) -> None:
-    def inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-        if member.issym() and (member.linkname.startswith("/") or ".." in member.linkname.split("/")):
-            return None  # it may lead to what is written later, such as tests; a link downwards can't
-        checked = tarfile.tar_filter(member, folder)  # raises for a path that leads out of the folder
-        return checked and checked.replace(mode=(checked.mode or 0) | (0o700 if checked.isdir() else 0o600))
-
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
-        tar.extractall(".", filter=inside)
+        tar.extractall(".", filter=carried)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

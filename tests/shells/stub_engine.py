@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""A container engine for tests, with the arguments of Docker's command line and namespaces in place of images: every
+image is this machine's programs. Its containers outlive its commands, as Docker's do. STUB_ENGINE names its folder.
+
+Options are those of https://docs.docker.com/reference/cli/docker/ that a runtime uses; any other is refused.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+STATE = Path(os.environ["STUB_ENGINE"])
+NAMESPACES = ("--mount", "--pid", "--net", "--ipc")
+SETUP = r"""
+set -e
+mount --make-rprivate / && mount -t tmpfs stub /mnt && cd /mnt
+for name in bin sbin lib lib64 usr; do
+  if [ -L /$name ]; then cp -a /$name $name; elif [ -d /$name ]; then mkdir $name; mount --rbind /$name $name; fi
+done
+mkdir -p dev proc etc/alternatives old; mount --rbind /etc/alternatives etc/alternatives
+for name in null zero urandom; do touch dev/$name; mount --bind /dev/$name dev/$name; done
+ln -s /proc/self/fd dev/fd; ln -s /proc/self/fd/0 dev/stdin; ln -s /proc/self/fd/1 dev/stdout
+ln -s /proc/self/fd/2 dev/stderr
+mount -t proc proc proc
+for folder in $FOLDERS; do mkdir -p .$folder; mount -t tmpfs -o mode=1777,size=$SIZE tmpfs .$folder; done
+mount -o remount,ro,bind usr; mount -o remount,ro stub .
+pivot_root . old && umount -l old
+exec bash "$@"
+"""
+
+
+def run(given: argparse.Namespace, command: list[str]) -> int:
+    folders = [value.split(":")[0] for value in given.tmpfs]
+    size = next(part for part in given.tmpfs[0].split(",") if part.startswith("size=")).removeprefix("size=")
+    users = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+    process = subprocess.Popen(
+        ["unshare", *users, *NAMESPACES, "--fork", "--kill-child", "bash", "-c", SETUP, "stub", *command],
+        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "FOLDERS": " ".join(folders), "SIZE": size},
+        start_new_session=True,
+    )
+    place = STATE / given.name
+    place.mkdir(parents=True)
+    labels = dict(label.split("=", 1) for label in given.label)
+    (place / "labels").write_text(json.dumps(labels))
+    (place / "pid").write_text(str(process.pid))
+    status = process.wait()
+    shutil.rmtree(place, ignore_errors=True)
+    return status
+
+
+def inner(name: str) -> str | None:
+    """Return the process that is number 1 of a container; None without such a container."""
+    try:
+        outer = (STATE / name / "pid").read_text()
+        return Path(f"/proc/{outer}/task/{outer}/children").read_text().split()[0]
+    except (OSError, IndexError):
+        return None
+
+
+def execute(given: argparse.Namespace, command: list[str]) -> int:
+    process = inner(command[0])
+    if process is None:
+        print(f"Error response from daemon: No such container: {command[0]}", file=sys.stderr)
+        return 1
+    user, _, group = given.user.partition(":")
+    drop = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--bounding-set=-all"]
+    if os.getuid() == 0:
+        os.fchown(1, int(user), int(group))  # as engines do, for commands that open /dev/stdout
+    enter = ["nsenter", "--target", process, "--mount", "--pid", "--net", "--root"]
+    enter += ["--user"] if os.getuid() else []
+    variables = ["env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", *given.env]
+    there = ["env", "-C", given.workdir, *command[1:]]
+    return subprocess.run([*enter, *variables, *([] if os.getuid() else drop), *there]).returncode
+
+
+def end(name: str) -> int:
+    process = inner(name)
+    if process is not None:
+        os.kill(int(process), signal.SIGKILL)
+        while Path(f"/proc/{process}").exists():
+            time.sleep(0.01)
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    commands = parser.add_subparsers(dest="name_of_command", required=True)
+    started = commands.add_parser("run", allow_abbrev=False)
+    for flag in ("--interactive", "--rm", "--read-only"):
+        started.add_argument(flag, action="store_true", required=True)
+    for option in ("--pull", "--name", "--network", "--user", "--memory", "--memory-swap", "--pids-limit"):
+        started.add_argument(option, required=True)
+    for option in ("--tmpfs", "--label", "--cap-drop", "--cap-add", "--security-opt", "--ulimit", "--entrypoint"):
+        started.add_argument(option, action="append", default=[])
+    executed = commands.add_parser("exec", allow_abbrev=False)
+    executed.add_argument("--interactive", action="store_true")
+    executed.add_argument("--env", action="append", default=[])
+    executed.add_argument("--user")
+    executed.add_argument("--workdir")
+    listed = commands.add_parser("ps", allow_abbrev=False)
+    listed.add_argument("--all", action="store_true")
+    listed.add_argument("--quiet", action="store_true")
+    listed.add_argument("--filter")
+    shown = commands.add_parser("inspect", allow_abbrev=False)
+    image = commands.add_parser("image", allow_abbrev=False).add_subparsers().add_parser("inspect", allow_abbrev=False)
+    for inspecting in (shown, image):
+        inspecting.add_argument("--format")
+    commands.add_parser("kill", allow_abbrev=False)
+    removed = commands.add_parser("rm", allow_abbrev=False)
+    removed.add_argument("--force", action="store_true")
+    removed.add_argument("--volumes", action="store_true")
+    for command in (started, executed, shown, image, commands.choices["kill"], removed):
+        command.add_argument("rest", nargs=argparse.REMAINDER)
+    given = parser.parse_args(arguments)
+    match given.name_of_command:
+        case "run":
+            return run(given, given.rest[1:])
+        case "exec":
+            return execute(given, given.rest)
+        case "ps":
+            print(*(place.name for place in STATE.glob("*/labels") for place in (place.parent,)), sep="\n")
+        case "inspect":
+            print(json.loads((STATE / given.rest[0] / "labels").read_text())[given.format.split('"')[1]])
+        case "image":
+            if given.rest != ["programs"]:
+                print(f"Error response from daemon: No such image: {given.rest[0]}", file=sys.stderr)
+                return 1
+        case _:
+            return end(given.rest[0])
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.exit(128 - status if status < 0 else status)
