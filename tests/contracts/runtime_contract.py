@@ -1,4 +1,4 @@
-"""What every runtime of shells keeps, so that a task need not know which it has. A class of tests inherits
+"""Tests that every runtime of shells passes, so that a task need not know which it has. A class of tests inherits
 ``RuntimeContract`` and gives the fixture ``kind``, with ``LIMITS``."""
 
 from collections.abc import Iterator

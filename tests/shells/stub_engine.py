@@ -2,7 +2,7 @@
 """A container engine for tests, with the arguments of Docker's command line and namespaces in place of images: every
 image is this machine's programs. Its containers outlive its commands, as Docker's do. STUB_ENGINE names its folder.
 
-Options are those of https://docs.docker.com/reference/cli/docker/ that a runtime uses; any other is refused.
+It takes the options that a runtime uses, as in https://docs.docker.com/reference/cli/docker/; any other is refused.
 """
 
 import argparse

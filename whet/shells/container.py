@@ -22,7 +22,7 @@ from pydantic import Field
 
 from whet.base.errors import ConfigError, WhetError
 from whet.shells.archives import plain
-from whet.shells.engine import LABEL, Engine, EngineProblem, owner, said
+from whet.shells.engine import LABEL, Engine, EngineProblem, error_text, owner
 from whet.shells.output import Output
 from whet.shells.places import FILE_PROBLEM, LOGS, TESTS, WORK, Ending
 from whet.shells.runtime import Ended, FileProblem, Runtime, RuntimeFailure, RuntimeKind
@@ -199,7 +199,9 @@ class ContainerRuntime(Runtime):
             status = _collect(process, output, time.monotonic() + seconds)
             words = os.pread(errors.fileno(), 1000, 0)
             if status is not None and _STARTED not in words:
-                raise RuntimeFailure(f"the container of an episode failed: {said(errors.fileno())}{self._last_words()}")
+                raise RuntimeFailure(
+                    f"the container of an episode failed: {error_text(errors.fileno())}{self._last_words()}"
+                )
             return status, output.bytes(), words.partition(_STARTED)[2].decode("utf-8", "replace").strip()
 
     def _started(self, called: Sequence[str], given: int, errors: int) -> subprocess.Popen[bytes]:

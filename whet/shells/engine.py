@@ -42,7 +42,7 @@ class Engine:
                 process.communicate()
                 raise EngineProblem(f"{self.command} {arguments[0]} gave no answer within {seconds:g} s") from None
             if process.returncode:
-                raise EngineProblem(f"{self.command} {arguments[0]}: {said(errors.fileno())}")
+                raise EngineProblem(f"{self.command} {arguments[0]}: {error_text(errors.fileno())}")
             return output.decode("utf-8", "replace").strip()
 
     def start(self, arguments: Sequence[str], given: int, errors: int) -> subprocess.Popen[bytes]:
@@ -85,7 +85,7 @@ def owner() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{_start_time(os.getpid())}"
 
 
-def said(errors: int) -> str:
+def error_text(errors: int) -> str:
     """Return what a command wrote to the open file of its errors."""
     return os.pread(errors, _MESSAGE_BYTES, 0).decode("utf-8", "replace").strip() or "it gave no reason"
 
