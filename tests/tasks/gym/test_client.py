@@ -165,6 +165,13 @@ def test_rows_find_their_server_or_say_which_they_miss(tmp_path: Path) -> None:
         NemoGym(path=row_file(tmp_path, {"a": 1}), servers=two, test_size=0).tasks("train")
 
 
+def test_the_server_with_the_longest_name_plays_an_agent(tmp_path: Path) -> None:
+    servers = {"sums": "http://a.test", "sums_v2": "http://b.test", "other": "http://c.test"}
+    row = ROW | {"agent_ref": {"name": "sums_v2_simple_agent"}}
+    tasks = NemoGym(path=row_file(tmp_path, row), servers=servers, test_size=0)
+    assert tasks.open().session(tasks.tasks("train")[0])._url == "http://b.test"
+
+
 def test_a_head_server_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     config = """
 sums: {resources_servers: {sums: {host: 127.0.0.1, port: 7}}}

@@ -87,8 +87,9 @@ class GymEnvironments(Environments):
         agent = (task.data["row"].get("agent_ref") or {}).get("name", "")
         urls = list(self._servers.values())
         url = self._servers.get(agent) or (urls[0] if len(urls) == 1 else None)
-        if url is None:  # mcqa_simple_agent is the agent of mcqa
-            url = next((url for name, url in self._servers.items() if name and agent.startswith(f"{name}_")), None)
+        if url is None:  # mcqa_simple_agent is the agent of mcqa, and mcqa_v2_simple_agent of mcqa_v2 rather than mcqa
+            names_of = [name for name in self._servers if name and agent.startswith(f"{name}_")]
+            url = self._servers[max(names_of, key=len)] if names_of else None
         if url is None:
             names = ", ".join(self._servers)
             raise DataError(f"{task.data['where']}: no server for the agent {agent!r}; data.servers has: {names}")
