@@ -57,7 +57,8 @@ class RuntimeContract:
         assert ended.status == (3 if "exit 3" in command else 0)
 
     def test_files_stay_and_nothing_else(self, runtime: Runtime) -> None:
-        runtime.run("cd /tmp; export A=1; echo kept > /work/file; (while true; do date > /work/late; done) & echo $!")
+        looping = "(while true; do date > late; done) & echo $!"
+        runtime.run(f"export A=1; echo kept > file; {looping}; cd /tmp")
         runtime.run("rm -f late")
         assert text(runtime.run("pwd; echo $A; cat file; ls; ps ax | grep -c '[d]ate'")) == "/work\n\nkept\nfile\n0\n"
 
