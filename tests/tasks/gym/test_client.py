@@ -135,6 +135,31 @@ def test_a_reward_that_is_not_a_number_is_an_error(tmp_path: Path) -> None:
         run(environments, says("4"))
 
 
+@pytest.mark.parametrize(("status", "detail"), [(404, "Not Found"), (405, "Method Not Allowed")])
+def test_a_declared_tool_that_the_server_lacks_is_a_failure_of_the_server(
+    tmp_path: Path, status: int, detail: str
+) -> None:
+    def lacking(path: str, body: Any) -> httpx.Response:
+        return httpx.Response(status, json={"detail": detail}) if path == "/add" else verified(path, body)
+
+    environments, _ = server(tmp_path, lacking)
+    with pytest.raises(GymError, match=rf"/add: HTTP {status}: .*{detail}"):
+        run(environments, calls("add"))
+
+
+def test_a_tool_may_answer_that_it_found_nothing(tmp_path: Path) -> None:
+    def empty(path: str, body: Any) -> httpx.Response:
+        return httpx.Response(404, json={"detail": "no such sum"}) if path == "/add" else verified(path, body)
+
+    async def go() -> object:
+        environment = environments.make(environments.tasks.tasks("train")[0])
+        await environment.start()
+        return (await environment.step(calls("add"))).messages[0]["content"]
+
+    environments, _ = server(tmp_path, empty)
+    assert "no such sum" in str(asyncio.run(go()))
+
+
 def test_a_seed_is_tried_again_and_a_tool_is_not(tmp_path: Path) -> None:
     count = dict.fromkeys(["/seed_session", "/add", "/verify"], 0)
 

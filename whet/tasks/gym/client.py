@@ -1,6 +1,7 @@
 """A client of NeMo Gym's resources servers."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -13,6 +14,8 @@ from whet.fetch.http import Answer, Cookies, HttpClient, UnansweredError, get_js
 MAX_BYTES = 16_000_000  # longest answer
 _HEAD_DEADLINE = 30.0  # seconds for an answer of a head server
 _BUSY = {429, 502, 503, 504}  # HTTP statuses after which a request is repeated
+# FastAPI's answer for a path without a tool.
+_NO_ROUTE = re.compile(r'\s*\{"detail": ?"(Not Found|Method Not Allowed)"\}\s*')
 
 
 class GymError(Exception):
@@ -40,9 +43,10 @@ class GymSession:
             raise GymError(f"the answer of {self._url}/{path} is not JSON: {answer.text[:200]!r}") from None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return the result of a tool, or its error message about the arguments. Raises ``GymError`` if it fails."""
+        """Return the result of a tool, or its error message about the arguments. Raises ``GymError`` if it fails, or if
+        the server lacks the tool, which the row declares."""
         answer = await self._post(quote(tool, safe=""), dict(arguments), once=True)
-        if answer.status >= 500:
+        if answer.status >= 500 or (answer.status in (404, 405) and _NO_ROUTE.fullmatch(answer.text)):
             raise GymError(f"{self._url}/{tool}: HTTP {answer.status}: {answer.text[:300]}")
         return answer.text
 
