@@ -13,7 +13,7 @@ from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
 from whet.core.images import placeholders
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
-from whet.data.images import open_image
+from whet.fetch.images import open_image
 from whet.learner.model import LearnerModel, build_whole
 from whet.models.config import LoraSettings, ModelConfig
 from whet.models.loading import load_images, load_model, load_tokenizer

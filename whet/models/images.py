@@ -4,6 +4,7 @@ which take the places of embeddings."""
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from whet.base.errors import DataError, WhetError
 from whet.base.extras import extra
 from whet.core.batch import Batch
 from whet.core.images import images_of, placeholders
-from whet.data.images import open_image
+from whet.fetch.images import open_image
 from whet.models.attention.forest import unwrapped
 from whet.models.device import placed
 
@@ -24,7 +25,8 @@ _TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}  
 
 
 class ImageProcessor:
-    """The image processor of a model. Its results are kept for the images that were used last."""
+    """The image processor of a model, for the renderer, the engine and the learner of a process: their threads take
+    turns. It keeps the tokens of images, but not the inputs, which are large."""
 
     def __init__(self, processor: Any, feature_id: int) -> None:
         """``feature_id``: the token in whose places the model puts features, ``image_token_id`` of its config."""
@@ -32,8 +34,8 @@ class ImageProcessor:
         self._feature_id = feature_id
         self.mark: int = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
         """The token that a chat template writes for an image."""
+        self._lock = Lock()  # fast tokenizers can't be used by two threads at once
         self._tokens = lru_cache(maxsize=4096)(self._tokens_of)
-        self._processed = lru_cache(maxsize=64)(self._process)
 
     @classmethod
     def of(cls, folder: Path, config: "PretrainedConfig") -> "ImageProcessor":
@@ -60,7 +62,7 @@ class ImageProcessor:
         return self._tokens(url)
 
     def _tokens_of(self, url: str) -> tuple[int, ...]:
-        ids = self._processed(url)["input_ids"][0].tolist()
+        ids = self._process(url)["input_ids"][0].tolist()
         ours = iter(placeholders(url, ids.count(self._feature_id)))
         return tuple(next(ours) if id == self._feature_id else id for id in ids)
 
@@ -74,7 +76,7 @@ class ImageProcessor:
 
     def inputs(self, url: str) -> dict[str, Tensor]:
         """Return the inputs of the vision tower for an image."""
-        return {name: tensor for name, tensor in self._processed(url).items() if name not in _TEXT}
+        return {name: tensor for name, tensor in self._process(url).items() if name not in _TEXT}
 
     def check(self, prompt: Sequence[int], urls: Sequence[str]) -> None:
         """Raise ``DataError`` for placeholders of other images, or of a part of an image."""
@@ -82,12 +84,11 @@ class ImageProcessor:
         _rows(torch.from_numpy(column), different, self)
 
     def _process(self, url: str) -> dict[str, Tensor]:
-        made = self._processor(
-            text=self._processor.image_token,
-            images=[open_image(url).convert("RGB")],
-            add_special_tokens=False,
-            return_tensors="pt",
-        )
+        image = open_image(url).convert("RGB")
+        with self._lock:
+            made = self._processor(
+                text=self._processor.image_token, images=[image], add_special_tokens=False, return_tensors="pt"
+            )
         return dict(made)
 
 

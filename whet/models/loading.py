@@ -6,6 +6,7 @@ files are then read from that folder, so later steps never wait for a network.
 
 import hashlib
 import logging
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +68,18 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
 
 
 def load_images(config: ModelConfig) -> "ImageProcessor":
-    """Return the model's processor of images. Raises ``WhetError`` if it has none."""
+    """Return the model's processor of images, the same object for each call in this process. Raises ``WhetError`` if
+    it has none."""
+    return _images_in(resolve(config), config.trust_remote_code)
+
+
+@lru_cache(maxsize=4)
+def _images_in(folder: Path, trust_remote_code: bool) -> "ImageProcessor":
     from whet.models.images import ImageProcessor
 
-    return ImageProcessor.of(resolve(config), load_model_config(config))
+    return ImageProcessor.of(
+        folder, load_model_config(ModelConfig(path=str(folder), trust_remote_code=trust_remote_code))
+    )
 
 
 def save_processor(config: ModelConfig, tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
