@@ -9,16 +9,16 @@ import datasets
 import pytest
 from PIL import Image
 
-from tests.data.test_images import file_of
+from tests.fetch.test_images import file_of
 from tests.tiny_vision import save_tiny_vision
 from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
 from whet.core.content import image_urls, words_of
-from whet.data.images import data_url, open_image
 from whet.data.in_memory import as_rows, write_rows
 from whet.data.row import read_rows
 from whet.data.row_kinds import Conversation, Preference, Prompt
 from whet.data.rows import PreferenceRows, SupervisedRows, question_key
+from whet.fetch.images import data_url, open_image
 from whet.models.config import ModelConfig
 from whet.models.loading import load_images, load_tokenizer
 from whet.prep.config import PrepConfig

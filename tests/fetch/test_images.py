@@ -18,8 +18,8 @@ from PIL import Image
 
 from tests.fetch.test_download import Quiet
 from whet.base.errors import DataError
-from whet.data import images
-from whet.data.images import content_of_url, data_url, fingerprint, open_image, read_image
+from whet.fetch import images
+from whet.fetch.images import content_of_url, data_url, fingerprint, open_image, read_image
 
 
 def file_of(kind: str = "PNG", size: tuple[int, int] = (5, 3), mode: str = "RGB", **options) -> bytes:

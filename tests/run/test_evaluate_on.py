@@ -12,7 +12,7 @@ import pytest
 from tests.toy import toy_recipe, write_recipe
 from whet.cli.main import main
 from whet.core.types import Episode, Span, Task, Trajectory
-from whet.data.images import open_image
+from whet.fetch.images import open_image
 from whet.run.scores import Report, counts
 
 Answer = tuple[int, Any]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.show.runs import record, small_run
 from whet.core.content import image_urls
-from whet.data.images import data_url, open_image
+from whet.fetch.images import data_url, open_image
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_path, write_rollouts
 from whet.prep.rollouts import write_rows
 from whet.show.images import label, shown, thumbnails

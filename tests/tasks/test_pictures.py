@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from whet.core.content import image_urls
 from whet.core.types import Task
-from whet.data.images import open_image
+from whet.fetch.images import open_image
 from whet.tasks.pictures import SHAPES, Pictures
 from whet.tasks.validate import validate, wrong
 

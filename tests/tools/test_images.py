@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from whet.core.types import Message, Task, ToolCall
-from whet.data.images import open_image
+from whet.fetch.images import open_image
 from whet.tasks.tools.base import ToolTasks
 from whet.tools.mcp_server import MCPServer
 from whet.tools.tool import Tool, tool

@@ -13,8 +13,8 @@ from typing import Any
 from whet.base.errors import DataError
 from whet.base.strict_json import STRICT
 from whet.core.content import ImagePart
-from whet.data.images import read_image, source_of
 from whet.data.values import without_bytes
+from whet.fetch.images import read_image, source_of
 
 _COLUMNS = ("images", "image")
 _QUESTIONS = ("messages", "prompt")

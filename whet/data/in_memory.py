@@ -11,8 +11,8 @@ from typing import Any
 
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
-from whet.data.images import is_image, read_image
 from whet.data.jsonl import Placed
+from whet.fetch.images import is_image, read_image
 
 
 def as_rows(data: Iterable[Mapping[str, Any]], name: str = "data") -> list[Placed]:

@@ -20,12 +20,12 @@ from whet.chat.renderer import Renderer
 from whet.core.content import image_urls, words_of
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.data.base import Data
-from whet.data.images import fingerprint
 from whet.data.order import RowOrder, TaskOrder
 from whet.data.row import missing, naming_prep, read_rows
 from whet.data.row_kinds import Answer, Conversation, Example, Labelled, Preference, Prompt, Scored
 from whet.data.source import MappedRows
 from whet.data.split import Tally, hold_out
+from whet.fetch.images import fingerprint
 
 log = logging.getLogger(__name__)
 

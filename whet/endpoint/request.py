@@ -27,8 +27,8 @@ from whet.base.errors import WhetError
 from whet.chat.calls import checked_arguments, match_results
 from whet.core.content import Content, ImagePart, content_of, text_of
 from whet.core.types import Message, ToolCall
-from whet.data.images import read_image, source_of
 from whet.data.messages import read_by
+from whet.fetch.images import read_image, source_of
 
 R = TypeVar("R", bound=BaseModel)
 

@@ -2,20 +2,19 @@
 it. In a record its URL is the name of the file, ``images/<SHA-256>.png``."""
 
 import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from whet.base.errors import DataError
 from whet.base.files import write_atomically
 from whet.core.content import Part, image_urls
 from whet.core.types import Message
+from whet.fetch.images import content_of_url
 
 _KINDS = {"png": "image/png", "jpg": "image/jpeg"}
-_DATA = re.compile(r"data:(image/(?:png|jpeg));base64,")
 _NAME = re.compile(r"images/[0-9a-f]{64}\.(png|jpg)")
 
 
@@ -25,19 +24,19 @@ def storing(folder: Path) -> Callable[[Sequence[Message]], list[Message]]:
 
     @cache
     def store(url: str) -> str:
-        kind = _DATA.match(url)
-        if kind is None:
+        suffix = next((suffix for suffix, kind in _KINDS.items() if url.startswith(f"data:{kind};base64,")), None)
+        if suffix is None:
             return url
-        with suppress(binascii.Error, ValueError):
-            content = base64.b64decode(url[kind.end() :], validate=True)
-            suffix = next(suffix for suffix, each in _KINDS.items() if each == kind[1])
-            name = f"images/{hashlib.sha256(content).hexdigest()}.{suffix}"
-            path = folder / name
-            if not path.is_file():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, content)
-            return name
-        return url
+        try:
+            content = content_of_url(url)
+        except DataError:
+            return url
+        name = f"images/{hashlib.sha256(content).hexdigest()}.{suffix}"
+        path = folder / name
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+        return name
 
     return lambda messages: _with_urls(messages, store)
 

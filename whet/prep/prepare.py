@@ -24,9 +24,9 @@ from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
 from whet.core.content import image_urls
 from whet.data.files import data_files
-from whet.data.images import fingerprint
 from whet.data.row import placed_rows
 from whet.data.row_kinds import as_messages
+from whet.fetch.images import fingerprint
 from whet.prep.contamination import Contamination, texts_of
 from whet.prep.duplicates import key_of, seen_before
 from whet.prep.manifest import FILE, Manifest, SourceTally

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from whet.base.errors import WhetError
 from whet.core.content import Content
-from whet.data.images import open_image
+from whet.fetch.images import open_image
 
 _MOST = 4  # thumbnails of a message
 _EXTENT = 96  # pixels, the longer side of a thumbnail

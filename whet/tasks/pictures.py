@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from whet.base.extras import extra
 from whet.core.content import Part, image_urls, words_of
 from whet.core.types import Task
-from whet.data.images import data_url, fingerprint
+from whet.fetch.images import data_url, fingerprint
 from whet.tasks.cases import Case, Kind, unearned
 from whet.tasks.splits import DrawnTasks, Split, draw_splits, question_key
 

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from whet.core.content import image_urls, words_of
 from whet.core.types import Message, Task
-from whet.data.images import fingerprint
 from whet.data.split import Tally
+from whet.fetch.images import fingerprint
 from whet.tasks.cases import Case, Kind, unearned
 from whet.tasks.prompts import Example, messages
 from whet.tasks.splits import MAX_SIZE, FileTasks, Split, draw_splits, question_key, split_files

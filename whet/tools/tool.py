@@ -17,7 +17,7 @@ from pydantic.errors import PydanticUndefinedAnnotation
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ArgsKwargs, to_jsonable_python
 
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, DataError
 from whet.base.extras import extra
 from whet.core.content import Content
 from whet.processes.threads import run_in_thread
@@ -87,7 +87,10 @@ def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
 
 def shown(result: Any, limit: int) -> Content:
     """Return a result as the model sees it, with at most ``limit`` characters of text."""
-    parts = parts_of(result)
+    try:
+        parts = parts_of(result)
+    except DataError as problem:
+        raise ToolError(str(problem)) from None
     return bounded(result, limit) if parts is None else within(parts, limit)
 
 

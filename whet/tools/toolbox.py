@@ -11,12 +11,13 @@ from typing import Any
 
 from pydantic import Field
 
-from whet.base.errors import ConfigError, WhetError
+from whet.base.errors import ConfigError, DataError, WhetError
 from whet.chat.control_tokens import NO_TEXT
 from whet.config import Config
 from whet.config.nearest import did_you_mean
-from whet.core.content import Content
+from whet.core.content import Content, Part
 from whet.core.types import Message, ToolCall
+from whet.fetch.images import read_image
 from whet.processes.loop_thread import UserCodeExit
 from whet.tools.tool import Tool, ToolError, bounded
 
@@ -86,7 +87,7 @@ class Toolbox:
                 self.counts["unknown"] += 1
                 names = ", ".join(self._tools)
                 raise ToolError(f"there is no tool {name!r}.{did_you_mean(name, self._tools)} Tools: {names}")
-            return _in_unicode(await self._in_time(tool, arguments))
+            return _readable(await self._in_time(tool, arguments))
         except Exception as error:
             if not isinstance(error, ToolError) and is_infrastructure(error):
                 raise
@@ -111,13 +112,21 @@ class Toolbox:
         return running.result()
 
 
-def _in_unicode(content: Content) -> Content:
+def _readable(content: Content) -> Content:
+    """Return a result with texts in Unicode, and images as PNG or JPEG. Raises ``ToolError`` for an image that can't be
+    read."""
     if isinstance(content, str):
         return NO_TEXT.sub("\ufffd", content)
-    return [
-        {"type": "text", "text": NO_TEXT.sub("\ufffd", part["text"])} if part["type"] == "text" else part
-        for part in content
-    ]
+    parts = list[Part]()
+    for part in content:
+        if part["type"] == "text":
+            parts.append({"type": "text", "text": NO_TEXT.sub("\ufffd", part["text"])})
+            continue
+        try:
+            parts.append({"type": "image", "url": read_image(part["url"])})
+        except DataError as problem:
+            raise ToolError(str(problem)) from None
+    return parts
 
 
 def is_infrastructure(error: BaseException) -> bool:

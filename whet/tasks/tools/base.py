@@ -11,13 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import Annotated, Any
 
-from whet.base.errors import DataError
 from whet.base.extras import require
 from whet.chat.calls import checked_call
 from whet.config import Component
-from whet.core.content import Part, text_of
+from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.data.images import read_image
 from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet, called
 from whet.tasks.cases import Answer, Case, unearned
 from whet.tasks.episodes import checked_scores
@@ -109,7 +107,7 @@ class ToolEpisode(Environment):
             grade = await called(self.tasks.score, self.task, self.state, text_of(reply["content"]))
             scores = checked_scores(grade, self.task, self.tasks)
             return Step(scores.pop("reward"), scores=scores | self._counts())
-        results = [_readable(message) for message in await self.toolbox.answer(calls)]
+        results = await self.toolbox.answer(calls)
         results += [
             {"role": "tool", "name": "unreadable", "tool_call_id": "", "content": f"Error: a call can't be read: {why}"}
             for why in wrong
@@ -123,20 +121,6 @@ class ToolEpisode(Environment):
     def _counts(self) -> dict[str, float]:
         counts = {f"tool_{name}": float(count) for name, count in self.toolbox.counts.items()}
         return counts | {"tool_malformed": float(self.malformed)}
-
-
-def _readable(result: Message) -> Message:
-    """Return the result of a tool with images as PNG or JPEG; an error for the model if one can't be read."""
-    content = result["content"]
-    if isinstance(content, str):
-        return result
-    try:
-        parts: list[Part] = [
-            {"type": "image", "url": read_image(part["url"])} if part["type"] == "image" else part for part in content
-        ]
-    except DataError as problem:
-        return result | {"content": f"Error: {problem}"}
-    return result | {"content": parts}
 
 
 class SeededToolTasks(DrawnTasks, ToolTasks, ABC):
