@@ -1,11 +1,14 @@
 """Plans of whole recipes, computed from the config file of a model."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from transformers import DeepseekV3Config
 
 from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.tiny_vision import save_tiny_vision
 from tests.toy import toy_recipe
 from whet.base.files import format_bytes
 from whet.cli.main import main
@@ -206,3 +209,11 @@ def test_more_ranks_of_a_pipeline_than_layers_are_said(folder):
     plan = make_plan(recipe, runtime=0)
     assert not [name for name in plan.processes if name.startswith("each rank")], "there won't be any"
     assert any("2 layers, too few for 8 stages" in warning for warning in plan.warnings)
+
+
+def test_a_model_with_a_vision_tower_is_planned_with_the_weights_of_the_tower(tmp_path: Path) -> None:
+    save_tiny_vision(tmp_path)
+    plan = make_plan(toy_recipe(tmp_path, model={"path": str(tmp_path), "vision": "frozen"}), runtime=0)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert plan.models["policy"].parameters == sum(tensor.numel() for tensor in weights.values())
+    assert any("vision_model" in name for name in weights)

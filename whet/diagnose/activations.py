@@ -15,7 +15,7 @@ from whet.models.attention.forest import NAME, register, supports_forest
 from whet.models.attention.layout import ForestLayout
 from whet.models.attention.states import new_cache, supports_cached_decoding, tensors_of
 from whet.models.config import LoraSettings
-from whet.models.loading import lora_targets
+from whet.models.loading import architecture, lora_targets
 from whet.models.moe.experts import experts_of
 from whet.models.moe.routing import has_experts
 from whet.models.stages import layers_of
@@ -130,15 +130,15 @@ def layer_bytes(config: "PretrainedConfig", lengths: list[int], *, precision: st
 
 
 def _model(config: "PretrainedConfig", dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = copy.deepcopy(config)
     if supports_forest(config):
         register()
         config._attn_implementation = NAME
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = architecture(type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING).from_config(config, dtype=dtype)
     model.tie_weights()
     return model.train()
 

@@ -3,7 +3,7 @@ pipelines with images in minutes, without a download."""
 
 from pathlib import Path
 
-from whet.base.extras import extra
+from whet.base.extras import require
 from whet.models.tiny import SPECIAL, VOCAB, tiny_tokenizer, vocab_id
 
 TEMPLATE = (  # contents are lists of parts only, as in the templates of Idefics 3 and SmolVLM
@@ -23,8 +23,8 @@ def save_tiny_vision_model(
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
     from transformers.utils.logging import disable_progress_bar
 
-    with extra("images", "a model that reads images"):
-        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    require("images", "a model that reads images", "PIL")
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
     disable_progress_bar()
     edge = {"longest_edge": pixels}
