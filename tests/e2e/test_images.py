@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import rows_recipe, write_rows
 from tests.tiny_vision import asked, picture, save_tiny_vision
 from tests.toy import toy_recipe
 from whet.checkpoint.export import export
@@ -66,12 +67,41 @@ def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(model: Path, tmp
     assert again.tokens(url) == before.tokens(url)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo"])
+def test_other_algorithms_learn_on_images(model: Path, tmp_path: Path, algorithm: str) -> None:
+    rollouts = {"prompts_per_step": 4}
+    folder = run.start(recipe_of(model, steps=2, algorithm={"type": algorithm}, rollouts=rollouts), tmp_path / "run")
+    assert any(line.get("loss") for line in losses(folder))
+
+
+@pytest.mark.parametrize(("kind", "algorithm"), [("supervised", "sft"), ("preference", "dpo"), ("labelled", "kto")])
+def test_rows_with_images_are_learned(model: Path, tmp_path: Path, kind: str, algorithm: str) -> None:
+    answers = {"supervised": ("completion",), "preference": ("chosen", "rejected"), "labelled": ("completion",)}[kind]
+    rows = [
+        {"prompt": "Which colour?", "image": picture(color), "label": index % 2 == 0}
+        | {name: COLORS[(index + place) % 4] for place, name in enumerate(answers)}
+        for index, color in enumerate(COLORS * 4)
+    ]
+    recipe = rows_recipe(model, kind, write_rows(tmp_path / "rows.jsonl", rows), {"type": algorithm}, steps=2)
+    recipe = recipe.model_copy(update={"model": ModelConfig(path=str(model), vision="trained")})
+    assert any(line.get("loss") for line in losses(run.start(recipe, tmp_path / "run")))
+
+
+def test_a_reward_model_of_images_is_refused_before_it_learns(model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 20)
+    recipe = rows_recipe(model, "preference", path, {"type": "reward_model"})
+    values = recipe.model_dump() | {"model": {"path": str(model), "vision": "trained"}}
+    with pytest.raises(ValueError, match="a reward model of images can't be exported"):
+        type(recipe).model_validate(values)
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
         ({"generator": "vllm"}, "VllmGeneratorConfig"),
         ({"parallel": {"fsdp": 2}, "cluster": "ray"}, "2 ranks"),
         ({"learner": {"type": "megatron", "precision": "float32"}}, "megatron"),
+        ({"algorithm": {"type": "on_policy_distillation", "teachers": {"a": "other"}}}, "a second model in algorithm"),
     ],
 )
 def test_what_cannot_read_images_is_refused_in_the_recipe(model: Path, changes: dict[str, Any], name: str) -> None:

@@ -24,7 +24,11 @@ def write_dump(folder: Path, micro_batches: Sequence[MicroBatch], facts: dict[st
         for index, micro in enumerate(micro_batches):
             save_tensors(staging / _file(index), _tensors(micro.batch) | {"whole_batch_tokens": micro.tokens})
         others = [
-            {"group_uids": micro.batch.group_uids, "distribution": asdict(micro.batch.distribution)}
+            {
+                "group_uids": micro.batch.group_uids,
+                "distribution": asdict(micro.batch.distribution),
+                "images": micro.batch.images,
+            }
             for micro in micro_batches
         ]
         write_atomically(staging / _FACTS, json.dumps(facts | {"micro_batches": others}, indent=1))
@@ -57,7 +61,12 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
 
 def _batch(tensors: dict[str, Tensor], other: dict[str, Any]) -> Batch:
     common: dict[str, Any] = {name: tensors[name] for name in tensors if "/" not in name}
-    batch = Batch(**common, group_uids=tuple(other["group_uids"]), distribution=Distribution(**other["distribution"]))
+    batch = Batch(
+        **common,
+        group_uids=tuple(other["group_uids"]),
+        distribution=Distribution(**other["distribution"]),
+        images=tuple(other.get("images", ())),
+    )
     for key in tensors.keys() - common.keys():
         kind, _, name = key.partition("/")
         if kind == "score":

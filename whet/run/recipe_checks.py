@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 from whet.algorithms.base import OnlineAlgorithm
 from whet.config import Component
+from whet.config.base import within
 from whet.data.base import ROWS, Data
 from whet.data.rows import Rows
+from whet.models.config import ModelConfig
 from whet.rollouts.blend import Blend
 from whet.tasks.base import TASK_SETS, TaskSet
 
@@ -77,12 +79,15 @@ def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
         f"parallel with {recipe.parallel.ranks} ranks": recipe.parallel.ranks > 1,
         "learner.type = megatron": recipe.learner.type == "megatron",
         f"generator = {type(recipe.generator).__name__}": samples and not recipe.generator.reads_images,
+        "a second model in algorithm": any(isinstance(part, ModelConfig) for part in within(recipe.algorithm)),
     }
     for setting in (name for name, is_set in needs.items() if is_set):
         yield (
             f"model.vision = {recipe.model.vision} reads images, which {setting} does not support; use one rank, "
-            "learner.type=torch and generator=torch, or leave model.vision out"
+            "learner.type=torch, generator=torch and an algorithm with one model, or leave model.vision out"
         )
+    if "reward_model" in recipe.algorithm.roles:
+        yield "model.vision: a reward model of images can't be exported; leave model.vision out"
 
 
 def _problems_of_pausing(recipe: "Recipe") -> Iterator[str]:
