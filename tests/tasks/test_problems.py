@@ -155,7 +155,8 @@ def test_a_difficulty_that_no_float_can_hold_is_an_error_naming_file_and_line(tm
 def test_math_is_read_from_the_hub_too(monkeypatch):
     import datasets
 
-    published = {"train": [{"q": f"p{i}", "answer": str(i), "difficulty": None} for i in range(4)]}
+    rows = [{"q": f"p{i}", "answer": str(i), "difficulty": None} for i in range(4)]
+    published = {"train": datasets.Dataset.from_list(rows)}
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split, revision: published[split])
     taskset = Math(path="hf:some/math:main:train", columns={"problem": "q"}, test_size=1)
     assert [task.data["answer"] for split in ("train", "test") for task in taskset.tasks(split)]
