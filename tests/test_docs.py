@@ -3,10 +3,12 @@
 import ast
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -199,14 +201,16 @@ def test_the_recipes_for_rows_are_complete_files(tmp_path: Path) -> None:
 
 
 @each_page
-def test_python_examples_run(page: Path) -> None:
+def test_python_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that only define something are run; the imports of all others exist."""
+    module = ModuleType("documented")
+    monkeypatch.setitem(sys.modules, "documented", module)
     for text in blocks(page, "python"):
         tree = compile(text, "documented", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         defines = all(isinstance(node, _DEFINITIONS) or _constant(node) for node in tree.body)
         kept = tree.body if defines else imports
-        exec(compile(ast.Module(kept, []), "documented", "exec"), {"__name__": "documented"})
+        exec(compile(ast.Module(kept, []), "documented", "exec"), module.__dict__)
 
 
 def test_the_page_on_python_runs(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_placeholders_get_their_questions_and_other_rows_lose_nothing(tmp_path: 
     assert sum(map(len, tasks.values())) == 3
     write_rows(tmp_path / "math.jsonl", [dapo, skywork])
     problems = Math(path=str(tmp_path / "math.jsonl"), test_size=0).tasks("train")
-    assert [task.data["answer"] for task in problems] == ["4", "\\frac12"]
+    assert [task.data.answer for task in problems] == ["4", "\\frac12"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The steps of an asynchronous run can be replayed to the bit."""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,18 @@ def test_a_run_ahead_of_step_is_replayed_to_the_bit(tiny_model: Path, tmp_path: 
     assert max(line["staleness/max"] for line in read_metrics(first / "metrics.jsonl") if line["step"]) > 0
     again = toy_recipe(tiny_model, rollouts=rollouts | {"replay": str(first), "keep_groups": False}, **changes)
     assert learned(run.start(again, tmp_path / "again")) == learned(first)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    terms: tuple[int, ...]
+    answer: str
+
+
+def test_the_data_of_typed_tasks_come_back_by_name(tmp_path: Path) -> None:
+    keep_groups(tmp_path, 1, [Group("0000001:a", Task("a", [], Sum((1, 2), "3")), [])])
+    (group,) = kept_groups(tmp_path, 1)
+    assert group.task.columns == {"terms": [1, 2], "answer": "3"}
 
 
 def test_groups_come_back_as_they_were(tmp_path: Path) -> None:

@@ -83,4 +83,4 @@ def test_an_unknown_name_gets_the_most_similar_one() -> None:
 
 def test_an_interval_in_a_text_is_an_answer(folder: Path) -> None:
     (folder / "math-500.jsonl").write_text(json.dumps({"problem": "The range?", "answer": "[-9, 9]"}))
-    assert benchmark("math-500").tasks("train")[0].data["answer"] == "[-9, 9]"
+    assert benchmark("math-500").tasks("train")[0].data.answer == "[-9, 9]"

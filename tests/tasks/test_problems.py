@@ -56,7 +56,7 @@ def test_a_right_answer_is_worth_one_and_a_wrong_one_nothing(tmp_path):
     for taskset in every_taskset(tmp_path):
         environments = taskset.open()
         for task in taskset.tasks("train")[:5]:
-            right = asyncio.run(environments.grade(task, f"\\boxed{{{task.data['answer']}}}"))
+            right = asyncio.run(environments.grade(task, f"\\boxed{{{task.data.answer}}}"))
             assert right == {"reward": 1, "correct": 1, "format": 1}
             assert asyncio.run(environments.grade(task, "\\boxed{123456789}"))["correct"] == 0
             assert asyncio.run(environments.grade(task, "no idea"))["format"] == 0
@@ -133,7 +133,7 @@ def test_math_rows_are_filtered_by_difficulty_and_unanswered_ones_dropped(tmp_pa
     path = write(tmp_path / "math.jsonl", rows)
     with caplog.at_level(logging.INFO):
         taskset = Math(path=path, test_size=0, min_difficulty=3.0, max_difficulty=6.0)
-        assert [task.data["answer"] for task in taskset.tasks("train")] == ["3", "4", "5", "6"]
+        assert [task.data.answer for task in taskset.tasks("train")] == ["3", "4", "5", "6"]
     assert "11 rows, 4 kept" in caplog.text
     with pytest.raises(ValidationError, match="min_difficulty"):
         Math(path=path, min_difficulty=5.0, max_difficulty=1.0)
@@ -159,7 +159,7 @@ def test_math_is_read_from_the_hub_too(monkeypatch):
     published = {"train": datasets.Dataset.from_list(rows)}
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split, revision: published[split])
     taskset = Math(path="hf:some/math:main:train", columns={"problem": "q"}, test_size=1)
-    assert [task.data["answer"] for split in ("train", "test") for task in taskset.tasks(split)]
+    assert [task.data.answer for split in ("train", "test") for task in taskset.tasks(split)]
     with pytest.raises(DataError, match=r"some/math:main:train:1: field 'problem' is missing"):
         Math(path="hf:some/math:main:train").tasks("train")
     with pytest.raises(DataError, match="write hf:name:config:split"):
@@ -196,14 +196,14 @@ DAPO = (
 )
 def test_rows_of_dapo_skywork_and_gym_lose_nothing_but_their_wrapping(tmp_path, row, problem, answer):
     task = Math(path=write(tmp_path / "math.jsonl", [row]), test_size=0, prompt="{question}").tasks("train")[0]
-    assert (task.prompt[0]["content"], task.data["answer"]) == (problem, answer)
+    assert (task.prompt[0]["content"], task.data.answer) == (problem, answer)
 
 
 def test_columns_win_over_the_form_of_a_published_row(tmp_path):
     row = {"prompt": "a", "solution": "34", "reward_model": {"ground_truth": "1"}, "source_prompt": [{"content": "b"}]}
     path = write(tmp_path / "math.jsonl", [row])
     task = Math(path=path, test_size=0, columns={"problem": "prompt", "answer": "solution"}).tasks("train")[0]
-    assert task.data["answer"] == "34"
+    assert task.data.answer == "34"
     assert task.prompt[0]["content"].startswith("a\n")
 
 
@@ -232,20 +232,20 @@ def test_math_tasks_keep_the_difficulty_that_is_a_number(tmp_path):
     rated = [{"difficulty": 2}, {"difficulty": "hard"}, {"difficulty": None}, {"difficulty": True}, {}]
     rows = [{"problem": f"p{i}", "answer": "1", **more} for i, more in enumerate(rated)]
     tasks = Math(path=write(tmp_path / "math.jsonl", rows), test_size=0).tasks("train")
-    assert [task.data.get("difficulty") for task in tasks] == [2.0, None, None, None, None]
+    assert [task.data.difficulty for task in tasks] == [2.0, None, None, None, None]
 
 
 def test_arithmetic_answers_are_the_value_of_the_term():
     for task in Arithmetic(operations="+-*", terms=4, digits=3, train_size=100, test_size=1).tasks("train"):
         words = task.prompt[-1]["content"].split("\n")[0].removeprefix("What is ").removesuffix("?").split()
         value = by_precedence([int(word) for word in words[::2]], words[1::2])
-        assert str(value) == task.data["answer"]
+        assert str(value) == task.data.answer
     assert by_precedence([2, 3, 4, 5], ["+", "*", "-"]) == 2 + 3 * 4 - 5
 
 
 def test_arithmetic_stories_never_go_below_nothing():
     tasks = Arithmetic(operations="+-*", terms=4, stories=1.0, train_size=200, test_size=1).tasks("train")
-    assert all(int(task.data["answer"]) >= 0 for task in tasks)
+    assert all(int(task.data.answer) >= 0 for task in tasks)
     assert all("How many" in task.prompt[-1]["content"] for task in tasks)
 
 

@@ -125,7 +125,7 @@ def test_a_grader_that_pays_for_the_question_itself_is_found_out() -> None:
     class Computes(Arithmetic):
         async def grade(self, task: Task, answer: str) -> dict[str, float]:
             asked = task.prompt[-1]["content"].split("?")[0].removeprefix("What is ")
-            return {"reward": float(last_boxed(answer) in (task.data["answer"], asked))}
+            return {"reward": float(last_boxed(answer) in (task.data.answer, asked))}
 
     found = wrong(asyncio.run(validate(Computes(train_size=30, test_size=5), 0)))
     assert "an expression of the question" in {one.name for one in found}

@@ -123,7 +123,7 @@ class TeacherAlgorithm(Algorithm):
     def _teachers_of(self, group: Group) -> Sequence[str]:
         if self.route_by is None:
             return tuple(self.teachers)
-        name = group.task.data.get(self.route_by)
+        name = group.task.columns.get(self.route_by)
         if not isinstance(name, str) or name not in self.teachers:
             raise DataError(
                 f"task {group.task.uid!r}: its field {self.route_by!r} (algorithm.route_by) must name a teacher, "

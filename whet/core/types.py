@@ -8,11 +8,17 @@ pair a group of two, and GRPO's samples a group of G, so every objective reads t
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Generic, Literal, NotRequired, TypedDict
 
+from pydantic import BaseModel
+from typing_extensions import TypeVar
+
+from whet.base.errors import DataError
 from whet.core.content import Content
+
+D = TypeVar("D", default=Any)  # the data of a task
 
 Weighting = Literal["token", "sequence", "group", "constant"]  # see ``Batch.weigh``
 
@@ -63,13 +69,29 @@ class Distribution:
 
 
 @dataclass(slots=True)
-class Task:
-    """One problem of a task set."""
+class Task(Generic[D]):
+    """One problem of a task set. Its ``data`` is for the grader: a frozen data class, a pydantic model or a dict, whose
+    values JSON can hold."""
 
     uid: str  # stable across runs and unique in its set, e.g. "gsm8k/train/17"
     prompt: list[Message]
-    data: dict[str, Any] = field(default_factory=dict)  # for the grader (JSON values only)
+    data: D = field(default_factory=dict)  # type: ignore[assignment]  # a task without data
     environment: str = ""  # the name of its part in a blend or mixture
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The data by name, for readers that get a name from a setting or from a row. Fields of a class that are None
+        are left out. Raises ``DataError`` for data without names."""
+        data: object = self.data
+        if isinstance(data, dict):
+            return dict(data)
+        if is_dataclass(data) and not isinstance(data, type):
+            return {each.name: value for each in fields(data) if (value := getattr(data, each.name)) is not None}
+        if isinstance(data, BaseModel):
+            return {name: value for name, value in data if value is not None}
+        raise DataError(
+            f"task {self.uid!r}: its data must be a dict, a data class or a pydantic model, not {data!r:.80}"
+        )
 
 
 @dataclass(slots=True)

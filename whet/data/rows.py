@@ -29,7 +29,7 @@ from whet.fetch.images import fingerprint
 
 log = logging.getLogger(__name__)
 
-_CONVERSATION = {"messages", "prompt", "completion", "chosen", "rejected"}
+_CONVERSATION = {"messages", "prompt", "completion", "chosen", "rejected", "tools"}
 TrainOn = Literal["assistant", "last_assistant", "all"]
 Groups = dict[Literal["train", "test"], MappedRows[Any]]
 
@@ -100,7 +100,7 @@ class FileRows(Rows):
             Episode([render_conversation(row, answer, renderer, self.train_on)], reward=answer.reward)
             for answer in row.answers
         ]
-        facts = row.model_dump(exclude=_CONVERSATION if row.tools else _CONVERSATION | {"tools"})
+        facts = row.model_dump(exclude=_CONVERSATION)
         return Group(uid=row.where, task=Task(row.where, row.question, facts), episodes=episodes)
 
     def groups(self, renderer: Renderer, *, judging: bool = False) -> Groups:
@@ -235,9 +235,9 @@ def judged(group: Group, renderer: Renderer) -> Group:
     the score is read."""
     episodes = []
     for episode in group.episodes:
-        tokens = renderer.render_whole(episode.messages, group.task.data.get("tools"))
+        tokens = renderer.render_whole(episode.messages, episode.branches[0].tools)
         spans = [Span(tokens, trained=False), Span(tokens[-1:], trained=True)]
-        episodes.append(replace(episode, branches=[Trajectory(spans, episode.messages)]))
+        episodes.append(replace(episode, branches=[Trajectory(spans, episode.messages, episode.branches[0].tools)]))
     return replace(group, episodes=episodes)
 
 
@@ -251,7 +251,7 @@ def render_conversation(row: Example, answer: Answer, renderer: Renderer, train_
         raise DataError(f"{where}: {error}") from error
     if lost := renderer.left_out(answer.messages, row.tools):
         raise DataError(f"{where}: the chat template leaves out {lost}; give one that supports it")
-    return Trajectory(spans, messages=answer.messages)
+    return Trajectory(spans, messages=answer.messages, tools=row.tools)
 
 
 def _spans(

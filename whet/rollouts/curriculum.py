@@ -247,7 +247,7 @@ class PassRateSampler:
 def _difficulty(task: Task) -> float:
     """Return the difficulty that the task set gives; infinity if there is none. Raises ``DataError`` for a number that
     is not finite, or too large for a float."""
-    value = task.data.get("difficulty")
+    value = task.columns.get("difficulty")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.inf
     if not abs(value) <= sys.float_info.max:

@@ -25,7 +25,7 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
     """Yield one record per branch, in the order of ``batch``, which was made from ``groups``."""
     trained = iter(batch.trained_tokens.split(batch.trained_per_sequence.tolist()))
     for group in groups:
-        data = _in_short(group.task.data)
+        data = _in_short(group.task.columns)
         branches = [
             (sample, branch, trajectory)
             for sample, episode in enumerate(group.episodes)
@@ -75,7 +75,7 @@ def failures(step: int, lost: Sequence[Group]) -> Iterator[RolloutRecord]:
                     uid=group.uid,
                     task=group.task.uid,
                     sample=sample,
-                    data=_in_short(group.task.data),
+                    data=_in_short(group.task.columns),
                     prompt=_words(group.task),
                     messages=group.task.prompt,
                     status=episode.status.value,

@@ -3,9 +3,11 @@ bit-identical updates without a generator. This also reproduces asynchronous run
 were in a step."""
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
+
+from pydantic_core import to_jsonable_python
 
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
@@ -22,11 +24,13 @@ def keep_groups(folder: Path, step: int, groups: list[Group]) -> None:
 
 
 def _saved(group: Group) -> dict[str, Any]:
-    return {"uid": group.uid, "task": asdict(group.task), "episodes": [episode.to_json() for episode in group.episodes]}
+    task = to_jsonable_python(replace(group.task, data=group.task.columns))
+    return {"uid": group.uid, "task": task, "episodes": [episode.to_json() for episode in group.episodes]}
 
 
 def kept_groups(folder: Path, step: int) -> list[Group]:
-    """Return the groups of a step. Raises ``DataError`` if they were not kept or can't be read."""
+    """Return the groups of a step; the data of their tasks are dicts of the columns. Raises ``DataError`` if they were
+    not kept or can't be read."""
     path = _path(folder, step)
     try:
         return [

@@ -20,11 +20,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Protocol, TypeVar, TypeVarTuple, overload, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, overload, runtime_checkable
 
 from whet.base.errors import ConfigError, DataError
 from whet.config.entry_points import EntryPoints
-from whet.core.types import Group, Message, Task
+from whet.core.types import D, Group, Message, Task
 from whet.data.base import Data
 from whet.tasks.cases import Answer, Case
 
@@ -144,21 +144,21 @@ def checked_score(name: str, value: Any, where: str) -> float:
     return number
 
 
-class Environments:
+class Environments(Generic[D]):
     """Makes and grades the episodes of a task set, and owns the resources for it (worker processes, models).
     ``TaskSet.open`` creates it; its caller must close it."""
 
-    def make(self, task: Task) -> Environment:
+    def make(self, task: Task[D]) -> Environment:
         """Return a new episode of the task. By default it has one turn, graded by ``grade``."""
         from whet.tasks.episodes import SingleTurn
 
         return SingleTurn(self, task)
 
-    def program_for(self, task: Task) -> Program | None:
+    def program_for(self, task: Task[D]) -> Program | None:
         """Return a new episode that is run by a program. By default None: ``make`` returns the episode."""
         return None
 
-    def grade(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
+    def grade(self, task: Task[D], answer: str) -> Grade | Awaitable[Grade]:
         """Return the scores of one answer, including ``"reward"``, or the reward alone. Only used by the default
         ``make``. Like every method here it may be ``async``, and should be if it waits for something."""
         raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that doesn't need it")
@@ -168,20 +168,20 @@ class Environments:
         """Return the number of worker processes that were replaced so far. By default 0."""
         return 0
 
-    async def score_group(self, task: Task, group: Group) -> None:
+    async def score_group(self, task: Task[D], group: Group) -> None:
         """Set the rewards of the group's episodes relative to each other, in training. By default nothing."""
 
     async def close(self) -> None:
         """Release all resources. By default nothing."""
 
 
-class TaskSet(Data, Environments, ABC):
+class TaskSet(Data, Environments[D], ABC):
     """Base of all task sets: a frozen config whose fields are its settings. Subclass it and name the dotted path as
     ``data.type`` in a recipe; the package needs no change. Lasting resources of grading (worker processes, a
     connection) belong to a separate ``Environments``, which ``open`` returns."""
 
     @abstractmethod
-    def tasks(self, split: str) -> Sequence[Task]:
+    def tasks(self, split: str) -> Sequence[Task[D]]:
         """Return the tasks of ``"train"`` or ``"test"``, in a fixed order. All uids differ, and the splits don't
         overlap."""
 
@@ -190,16 +190,16 @@ class TaskSet(Data, Environments, ABC):
         them. By default none."""
         return ()
 
-    def gold(self, task: Task) -> Answer | None:
+    def gold(self, task: Task[D]) -> Answer | None:
         """Return a right answer to the task, which earns the full reward; None, as by default, if there is none."""
         return None
 
-    def stated(self, task: Task, answer: str) -> str | None:
+    def stated(self, task: Task[D], answer: str) -> str | None:
         """Return the final answer that a reply states, as a text that is equal for equal answers: majority votes count
         these. None, as by default: the reply states none, or answers to these tasks can't be equal."""
         return None
 
-    def open(self) -> Environments:
+    def open(self) -> Environments[D]:
         """Return the object that makes and grades episodes. By default the task set itself, with its ``make`` or
         ``grade``."""
         return self

@@ -79,7 +79,7 @@ class FunctionTasks(Prompts):
 def arguments(function: Callable[..., Any], task: Task, answer: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the positional and the named arguments of a reward function for an answer to a task. Raises
     ``ConfigError`` naming the parameter that has no value."""
-    row = {"prompt": task.prompt, **task.data}
+    row = {"prompt": task.prompt, **task.columns}
     values = {**row, "row": row}
     name = getattr(function, "__name__", type(function).__name__)
     try:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from whet.core.types import Message, Task
 from whet.tasks.base import Environments
 from whet.tasks.cases import Case, Kind, unearned
-from whet.tasks.math.grader import MathGrader, canonical, compare_numbers
+from whet.tasks.math.grader import GoldAnswer, MathGrader, canonical, compare_numbers
 from whet.tasks.prompts import Example, messages
 from whet.tasks.splits import Split, SplitTasks, question_key
 
@@ -30,7 +30,7 @@ class Problem:
         return question_key(self.question)
 
 
-class BoxedProblems(SplitTasks, ABC):
+class BoxedProblems(SplitTasks[GoldAnswer], ABC):
     """Base of task sets whose replies are graded by ``MathGrader``. Subclasses define ``problems``."""
 
     prompt: str = "{question}\n\n" + BOXED
@@ -53,19 +53,19 @@ class BoxedProblems(SplitTasks, ABC):
     def problems(self) -> dict[Split, list[Problem]]:
         """Return the problems of both splits. No question is in both."""
 
-    def splits(self) -> dict[Split, list[Task]]:
+    def splits(self) -> dict[Split, list[Task[GoldAnswer]]]:
         problems = self.problems()
         chosen = {"train": problems["train"][: self.limit], "test": problems["test"]}
         return {split: [self._task(problem) for problem in chosen[split]] for split in problems}
 
-    def open(self) -> Environments:
+    def open(self) -> Environments[GoldAnswer]:
         """Return a ``MathGrading``; the task set itself if the subclass defines ``grade`` or ``make``."""
         return self if self.own_episodes else self.grader.open()
 
-    def gold(self, task: Task) -> str:
-        return f"\\boxed{{{task.data['answer']}}}"
+    def gold(self, task: Task[GoldAnswer]) -> str:
+        return f"\\boxed{{{task.data.answer}}}"
 
-    def stated(self, task: Task, answer: str) -> str | None:
+    def stated(self, task: Task[GoldAnswer], answer: str) -> str | None:
         given = self.grader.extract(answer)
         return None if given is None else canonical(given)
 
@@ -73,7 +73,7 @@ class BoxedProblems(SplitTasks, ABC):
         """Return cases of the first training task."""
         tasks = self.tasks("train")
         task = tasks[0]
-        gold, box = task.data["answer"], self.gold(task)
+        gold, box = task.data.answer, self.gold(task)
         wrong = f"\\boxed{{{gold} + 1}}"
         answers: list[tuple[Kind, str, str, float]] = [
             ("good", "boxed", box, 1.0),
@@ -91,7 +91,7 @@ class BoxedProblems(SplitTasks, ABC):
         if self.grader.require_box:
             answers.append(("boundary", "without a box", f"The answer is {gold}.", 0.0))
         declared = [Case(name, task, answer, expected, kind) for kind, name, answer, expected in answers]
-        others = [self.gold(other) for other in tasks[1:4] if compare_numbers(other.data["answer"], gold) is False]
+        others = [self.gold(other) for other in tasks[1:4] if compare_numbers(other.data.answer, gold) is False]
         return [*declared, *unearned(task, box, others, form=lambda text: f"\\boxed{{{text}}}")]
 
     def _messages(self, question: str) -> list[Message]:
@@ -101,6 +101,6 @@ class BoxedProblems(SplitTasks, ABC):
     def _asked(self, question: str) -> str:
         return self.prompt.replace("{question}", question)
 
-    def _task(self, problem: Problem) -> Task:
-        rated = {} if problem.difficulty is None else {"difficulty": problem.difficulty}
-        return Task(uid=problem.uid, prompt=self._messages(problem.question), data={"answer": problem.answer, **rated})
+    def _task(self, problem: Problem) -> Task[GoldAnswer]:
+        gold = GoldAnswer(problem.answer, problem.difficulty)
+        return Task(problem.uid, self._messages(problem.question), gold)

@@ -7,13 +7,13 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Literal, TypeVar, cast, get_args
+from typing import Generic, Literal, TypeVar, cast, get_args
 
 from pydantic import Field
 
 from whet.base.errors import ConfigError, DataError
 from whet.base.seeds import derive_seed
-from whet.core.types import Task
+from whet.core.types import D, Task
 from whet.data.split import Key, Tally, distinct, hold_out
 from whet.tasks.base import TaskSet
 
@@ -22,25 +22,25 @@ MAX_SIZE = 10_000_000  # tasks of one split
 T = TypeVar("T")
 
 
-class SplitTasks(TaskSet, ABC):
+class SplitTasks(TaskSet[D], Generic[D], ABC):
     """Base of task sets that make the tasks of both splits together, once. Subclasses define ``splits``."""
 
     test_size: int = Field(default=200, ge=0, le=MAX_SIZE)
     """Test tasks to generate or, with a file, the most to use."""
 
     @abstractmethod
-    def splits(self) -> Mapping[Split, Sequence[Task]]:
+    def splits(self) -> Mapping[Split, Sequence[Task[D]]]:
         """Return the tasks of both splits. Called once."""
 
-    def tasks(self, split: str) -> Sequence[Task]:
+    def tasks(self, split: str) -> Sequence[Task[D]]:
         return self._splits[checked_split(split)]
 
     @cached_property
-    def _splits(self) -> Mapping[Split, Sequence[Task]]:
+    def _splits(self) -> Mapping[Split, Sequence[Task[D]]]:
         return self.splits()
 
 
-class DrawnTasks(SplitTasks, ABC):
+class DrawnTasks(SplitTasks[D], Generic[D], ABC):
     """Base of task sets that are generated from a seed: they need no download, and can have any size."""
 
     train_size: int = Field(default=2000, ge=1, le=MAX_SIZE)
@@ -53,7 +53,7 @@ class DrawnTasks(SplitTasks, ABC):
         return {"train": self.train_size, "test": self.test_size}
 
 
-class FileTasks(SplitTasks, ABC):
+class FileTasks(SplitTasks[D], Generic[D], ABC):
     """Base of task sets that are rows of files."""
 
     path: str

@@ -4,12 +4,12 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Generic
 
 from pydantic import Field, model_validator
 
 from whet.core.content import image_urls, words_of
-from whet.core.types import Message, Task
+from whet.core.types import D, Message, Task
 from whet.data.split import Tally
 from whet.fetch.images import fingerprint
 from whet.tasks.cases import Case, Kind, unearned
@@ -17,7 +17,7 @@ from whet.tasks.prompts import Example, messages
 from whet.tasks.splits import MAX_SIZE, FileTasks, Split, draw_splits, question_key, split_files
 
 
-class SourcedTasks(FileTasks, ABC):
+class SourcedTasks(FileTasks[D], Generic[D], ABC):
     """Base of task sets that read rows (``read``) or generate tasks (``draw``). This class sets the uids."""
 
     name: ClassVar[str]
@@ -40,24 +40,24 @@ class SourcedTasks(FileTasks, ABC):
         return self
 
     @abstractmethod
-    def read(self, path: str) -> list[Task]:
+    def read(self, path: str) -> list[Task[D]]:
         """Return the tasks of a file's rows. Raises ``DataError`` naming a row that can't be graded."""
 
     @abstractmethod
-    def draw(self, rng: random.Random) -> Task:
+    def draw(self, rng: random.Random) -> Task[D]:
         """Return a generated task."""
 
-    def key(self, task: Task) -> int:
+    def key(self, task: Task[D]) -> int:
         """Return a number that is equal for two tasks with the same question."""
         asked = [message for message in task.prompt if message["role"] == "user"]
         words = [words_of(message["content"]) for message in asked]
         return question_key("\n".join([*words, *map(fingerprint, image_urls(asked))]))
 
-    def answers(self, task: Task) -> Iterable[tuple[Kind, str, str, float]]:
+    def answers(self, task: Task[D]) -> Iterable[tuple[Kind, str, str, float]]:
         """Yield answers to a task with known rewards: kind, description, answer, reward."""
         return ()
 
-    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+    def unearned(self, tasks: Sequence[Task[D]]) -> Iterable[Case]:
         """Yield answers to the first task that must earn nothing; by default ``cases.unearned``."""
         return unearned(tasks[0], self.gold(tasks[0]))
 
@@ -66,7 +66,7 @@ class SourcedTasks(FileTasks, ABC):
         declared = [Case(name, tasks[0], answer, reward, kind) for kind, name, answer, reward in self.answers(tasks[0])]
         return [*declared, *self.unearned(tasks)]
 
-    def splits(self) -> dict[Split, list[Task]]:
+    def splits(self) -> dict[Split, list[Task[D]]]:
         if self.path is None:
             sizes: dict[Split, int] = {"train": self.train_size or 2000, "test": self.test_size}
             drawn = draw_splits(self.name, self.seed, sizes, self.draw, self.key, self.variety)
@@ -74,12 +74,12 @@ class SourcedTasks(FileTasks, ABC):
         splits = split_files(self.name, self.path, self.test_path, self.test_size, self._read, self.key)
         return {"train": splits["train"][: self.train_size], "test": splits["test"]}
 
-    def _read(self, path: str, split: Split, tally: Tally) -> list[Task]:
+    def _read(self, path: str, split: Split, tally: Tally) -> list[Task[D]]:
         tasks = self.read(path)
         tally.rows += len(tasks)
         return [self._named(task, split, number) for number, task in enumerate(tasks)]
 
-    def _named(self, task: Task, split: Split, number: int) -> Task:
+    def _named(self, task: Task[D], split: Split, number: int) -> Task[D]:
         return replace(task, uid=f"{self.name}/{split}/{number}")
 
     def ask(self, question: str) -> list[Message]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
+from whet.tasks.math.grader import GoldAnswer
 from whet.tasks.problems import BoxedProblems, Problem
 from whet.tasks.splits import DrawnTasks, Split, draw_splits
 
@@ -17,7 +18,7 @@ STORIES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Arithmetic(DrawnTasks, BoxedProblems):
+class Arithmetic(DrawnTasks[GoldAnswer], BoxedProblems):
     """What is 17 + 4 * 3? Terms follow the usual precedence; stories are read from left to right."""
 
     operations: str = Field(default="+-", pattern=r"^[-+*]+$")

@@ -15,6 +15,7 @@ from whet.data.row import Row, Text, read_rows
 from whet.data.split import Tally
 from whet.tasks.base import Environments
 from whet.tasks.math.answers import is_prose
+from whet.tasks.math.grader import GoldAnswer
 from whet.tasks.math.notation import last_boxed
 from whet.tasks.math.written_numbers import as_number
 from whet.tasks.problems import BoxedProblems, Problem
@@ -96,7 +97,7 @@ class MathRow(Row):
         return fields | values
 
 
-class Math(FileTasks, BoxedProblems):
+class Math(FileTasks[GoldAnswer], BoxedProblems):
     """Rows of ``problem``, ``answer`` (LaTeX, without the box) and, optionally, ``difficulty``, a number."""
 
     test_size: int = Field(default=500, ge=0, le=MAX_SIZE)
@@ -104,7 +105,7 @@ class Math(FileTasks, BoxedProblems):
     min_difficulty: float | None = None
     max_difficulty: float | None = None
 
-    def open(self) -> Environments:
+    def open(self) -> Environments[GoldAnswer]:
         require("tasks", "data.type=math", "math_verify")
         return super().open()
 

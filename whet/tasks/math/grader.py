@@ -5,6 +5,7 @@ is never evaluated as Python.
 """
 
 import re
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -50,16 +51,24 @@ class MathGrader(Config):
         return given if given is not None and given.strip() and len(given) <= self.max_chars else None
 
 
-class MathGrading(Environments):
+@dataclass(frozen=True, slots=True)
+class GoldAnswer:
+    """The data of a task with a mathematical answer."""
+
+    answer: str
+    difficulty: float | None = None  # as the data set rates it
+
+
+class MathGrading(Environments[GoldAnswer]):
     """An opened grader. Its worker processes start with the first answer that needs them."""
 
     def __init__(self, grader: MathGrader) -> None:
         self.grader = grader
         self.pool = GradingPool(prepare, grader.limits)
 
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+    async def grade(self, task: Task[GoldAnswer], answer: str) -> dict[str, float]:
         """Return ``compare`` with the task's gold answer."""
-        return await self.compare(answer, task.data["answer"], question_of(task))
+        return await self.compare(answer, task.data.answer, question_of(task))
 
     async def compare(self, answer: str, gold: str, question: str = "") -> dict[str, float]:
         """Return ``reward`` and ``correct`` (0 or 1), ``format`` (1 if there is an answer to compare) and, if the

@@ -9,13 +9,13 @@ The errors of tools are results for the model; see ``whet/tools/toolbox.py``.
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic
 
 from whet.base.extras import require
 from whet.chat.calls import checked_call
 from whet.config import Component
 from whet.core.content import text_of
-from whet.core.types import Message, Task
+from whet.core.types import D, Message, Task
 from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet, called
 from whet.tasks.cases import Answer, Case, unearned
 from whet.tasks.episodes import checked_scores
@@ -26,7 +26,7 @@ from whet.tools.tool import tools_of
 from whet.tools.toolbox import Toolbox, ToolLimits
 
 
-class ToolTasks(TaskSet, ABC):
+class ToolTasks(TaskSet[D], Generic[D], ABC):
     """Base of task sets whose episodes call tools. Subclasses define ``tasks``, ``state`` and ``score``, and ``gold``
     if they know a solution."""
 
@@ -37,12 +37,12 @@ class ToolTasks(TaskSet, ABC):
     """Further tools: ``{type: functions, path: my_tools:lookup}``, ``{type: mcp, command: [my-server]}``."""
 
     @abstractmethod
-    def state(self, task: Task) -> object:
+    def state(self, task: Task[D]) -> object:
         """Return the tools of a fresh episode: functions, or an object whose public methods are the tools. May be
         ``async``, as ``score`` and ``end``."""
 
     @abstractmethod
-    def score(self, task: Task, state: Any, answer: str) -> dict[str, float] | Awaitable[dict[str, float]]:
+    def score(self, task: Task[D], state: Any, answer: str) -> dict[str, float] | Awaitable[dict[str, float]]:
         """Return the scores of an episode, with ``"reward"`` among them. ``answer`` is the text of the last reply,
         which called no tool; ``state`` is the object from ``self.state`` after all calls."""
 
@@ -50,10 +50,10 @@ class ToolTasks(TaskSet, ABC):
         """Release what ``state`` holds, at the end of an episode. By default nothing."""
         return None
 
-    def make(self, task: Task) -> Environment:
+    def make(self, task: Task[D]) -> Environment:
         return ToolEpisode(self, task)
 
-    def open(self) -> Environments:
+    def open(self) -> Environments[D]:
         require("tools", "a task set with tools", "docstring_parser")
         return ToolEnvironments(self) if self.tools else self
 
@@ -64,7 +64,7 @@ class ToolTasks(TaskSet, ABC):
         others = [text for task in tasks[1:4] if (text := self._final_text(task)) and text != first]
         return [*nothing, *unearned(tasks[0], self.gold(tasks[0]), others)]
 
-    def _final_text(self, task: Task) -> str:
+    def _final_text(self, task: Task[D]) -> str:
         """Return the text of the last reply of the right answer; empty without one."""
         gold = self.gold(task)
         return gold if isinstance(gold, str) else text_of(gold[-1]["content"]) if gold else ""
@@ -123,17 +123,17 @@ class ToolEpisode(Environment):
         return counts | {"tool_malformed": float(self.malformed)}
 
 
-class SeededToolTasks(DrawnTasks, ToolTasks, ABC):
+class SeededToolTasks(DrawnTasks[D], ToolTasks[D], Generic[D], ABC):
     """Base of tool tasks that are drawn from a seed."""
 
     examples: tuple[Example, ...] = ()
     """Messages of the user or a tool with replies to them, which come before each task as earlier turns."""
 
     @abstractmethod
-    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    def draw(self, rng: random.Random) -> tuple[str, D]:
         """Return a question, and the data for solving and grading it (``Task.data``)."""
 
-    def splits(self) -> dict[Split, list[Task]]:
+    def splits(self) -> dict[Split, list[Task[D]]]:
         """Return the tasks of both splits. Raises ``ConfigError`` if the settings allow too few different tasks."""
         name = type(self).__name__.lower()
         drawn = draw_splits(name, self.seed, self.sizes, self.draw, _key, "variety")
@@ -146,7 +146,7 @@ class SeededToolTasks(DrawnTasks, ToolTasks, ABC):
         }
 
 
-def _key(drawn: tuple[str, dict[str, Any]]) -> int:
+def _key(drawn: tuple[str, object]) -> int:
     question, data = drawn
     return question_key(f"{question} {data}")
 
