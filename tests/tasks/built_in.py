@@ -13,10 +13,12 @@ from whet.tasks.structured.task_set import StructuredOutput
 from whet.tasks.tools.calculator import Calculator
 from whet.tasks.tools.corpus_search import CorpusSearch
 from whet.tasks.tools.database import Database
+from whet.tasks.users.booking import BookingDesk
 
 BUILT_IN: list[TaskSet] = [
     Arithmetic(train_size=30, test_size=5),
     Arithmetic(train_size=30, test_size=5, stories=1.0),
+    BookingDesk(train_size=20, test_size=5),
     Calculator(train_size=20, test_size=5),
     CorpusSearch(train_size=20, test_size=5),
     Database(train_size=20, test_size=5),

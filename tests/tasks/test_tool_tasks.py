@@ -28,7 +28,7 @@ from whet.tasks.validate import validate, wrong
 from whet.tools.tool import ToolError
 from whet.tools.toolbox import ToolLimits
 
-SEEDED = ("calculator", "corpus_search", "database", "guessing", "sliding_puzzle")
+SEEDED = ("booking_desk", "calculator", "corpus_search", "database", "guessing", "sliding_puzzle")
 SMALL: dict[str, Any] = {"train_size": 40, "test_size": 10}
 
 

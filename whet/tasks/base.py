@@ -10,6 +10,7 @@ Base classes of task sets:
     SourcedTasks      rows of a file or, without one, tasks drawn from a seed (``task_source.py``)
     BoxedProblems     questions with a mathematical answer (``problems.py``)
     ToolTasks         tasks that are solved by calling tools (``tools/base.py``; ``SeededToolTasks`` from a seed)
+    UserTasks         tool tasks with a simulated user as the other party (``users/base.py``)
     WrappedTaskSet    the tasks of another task set, with other episodes or rewards (``wrapped.py``; ``Rewarded``)
 """
 

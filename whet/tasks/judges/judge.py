@@ -65,9 +65,10 @@ class AnswerRefusedError(JudgeError):
 class JudgeClient:
     """A client of a judge. It must be created in the event loop that uses it."""
 
-    def __init__(self, judge: Judge, transport: "httpx.AsyncBaseTransport | None" = None) -> None:
-        """Raise ``ConfigError`` if the key is not in the environment. ``transport`` replaces the network in tests."""
-        self.judge = judge
+    def __init__(self, judge: Judge, transport: "httpx.AsyncBaseTransport | None" = None, role: str = "judge") -> None:
+        """``transport`` replaces the network in tests; ``role`` names the model in errors, if it is not a judge. Raise
+        ``ConfigError`` if the key is not in the environment."""
+        self.judge, self.role = judge, role
         headers = {}
         if judge.api_key_env is not None:
             if judge.api_key_env not in os.environ:
@@ -98,9 +99,9 @@ class JudgeClient:
         try:
             return await retried(attempt, self.judge.retries, "judge", name)
         except UnansweredError as error:
-            why = (
-                f"the judge at {self.judge.url} gave no verdict on {name} in {self.judge.retries + 1} attempts: {error}"
-            )
+            what = "verdict on" if self.role == "judge" else "answer for"
+            attempts = self.judge.retries + 1
+            why = f"the {self.role} at {self.judge.url} gave no {what} {name} in {attempts} attempts: {error}"
             raise JudgeError(why) from None
 
     async def _reply(self, messages: Sequence[Message], seed: int) -> str:
@@ -129,13 +130,14 @@ class JudgeClient:
             return answer
         if answer.status in _REPEAT:
             raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}")
-        why = f"the judge at {url} refuses the request with HTTP {answer.status}: {answer.text[:300]}"
+        why = f"the {self.role} at {url} refuses the request with HTTP {answer.status}: {answer.text[:300]}"
         if answer.status not in _ABOUT_THE_TEXT or body["messages"] == _GREETING:
             raise ConfigError(why)
         if not self._works:  # raises ConfigError if it refuses a short and plain request, too
             await self._post(body | {"messages": _GREETING})
         if not self._warned:
-            log.warning("%s. It accepts other requests, so refused answers get the worst grade", why)
+            outcome = "refused answers get the worst grade" if self.role == "judge" else "such episodes are dropped"
+            log.warning("%s. It accepts other requests, so %s", why, outcome)
         self._warned = True
         raise AnswerRefusedError(why)
 

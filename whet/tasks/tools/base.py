@@ -17,7 +17,7 @@ from whet.config import Component
 from whet.core.content import text_of
 from whet.core.types import D, Message, Task
 from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet, called
-from whet.tasks.cases import Answer, Case, unearned
+from whet.tasks.cases import Case, unearned
 from whet.tasks.episodes import checked_scores
 from whet.tasks.prompts import Example, messages
 from whet.tasks.splits import DrawnTasks, Split, draw_splits, question_key
@@ -102,23 +102,27 @@ class ToolEpisode(Environment):
         calls, wrong = reply.get("tool_calls", []), reply.get("malformed_calls", [])
         self.malformed += bool(wrong)
         if self.malformed > self.tasks.limits.max_malformed:
-            return Step(0.0, scores={"correct": 0.0} | self._counts())
+            return Step(0.0, scores={"correct": 0.0} | self.counts())
         if not calls and not wrong:
-            grade = await called(self.tasks.score, self.task, self.state, text_of(reply["content"]))
-            scores = checked_scores(grade, self.task, self.tasks)
-            return Step(scores.pop("reward"), scores=scores | self._counts())
+            return await self.answered(text_of(reply["content"]))
         results = await self.toolbox.answer(calls)
         results += [
             {"role": "tool", "name": "unreadable", "tool_call_id": "", "content": f"Error: a call can't be read: {why}"}
             for why in wrong
         ]
-        return Step(done=False, messages=results, scores=self._counts())
+        return Step(done=False, messages=results, scores=self.counts())
+
+    async def answered(self, reply: str) -> Step:
+        """Return the step after a reply that calls no tool: by default the scores of the final state."""
+        scores = checked_scores(await called(self.tasks.score, self.task, self.state, reply), self.task, self.tasks)
+        return Step(scores.pop("reward"), scores=scores | self.counts())
 
     async def close(self) -> None:
         if self.state is not None:
             await called(self.tasks.end, self.state)
 
-    def _counts(self) -> dict[str, float]:
+    def counts(self) -> dict[str, float]:
+        """Return the numbers of calls so far, as scores."""
         counts = {f"tool_{name}": float(count) for name, count in self.toolbox.counts.items()}
         return counts | {"tool_malformed": float(self.malformed)}
 
@@ -151,7 +155,7 @@ def _key(drawn: tuple[str, object]) -> int:
     return question_key(f"{question} {data}")
 
 
-def solution(*calls: tuple[str, dict[str, Any]], answer: str) -> Answer:
+def solution(*calls: tuple[str, dict[str, Any]], answer: str) -> list[Message]:
     """Return replies that each make one of the calls, and a last reply with the answer."""
     replies: list[Message] = [
         {"role": "assistant", "content": "", "tool_calls": [checked_call({"name": name, "arguments": arguments}, 0)]}

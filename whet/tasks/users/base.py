@@ -1,0 +1,108 @@
+"""Episodes with a simulated user: the policy helps a user with tools, and the state of the tools at the end decides, as
+in tau-bench (arXiv 2406.12045).
+
+    reply with calls ──► results of the tools
+    reply without    ──► the user's next message, or the user ends the conversation and the final state is scored
+
+The user's goal is private (``script.py``): the policy learns it bit by bit. What the user says are messages of an
+environment, so they are never trained on. A failure of the user is an infrastructure failure, never a reward.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from whet.base.extras import require
+from whet.config import Component, Config
+from whet.core.types import Task
+from whet.tasks.base import Environment, Step
+from whet.tasks.tools.base import SeededToolTasks, ToolEnvironments, ToolEpisode, ToolTasks
+from whet.tools.source import ToolServer
+
+USERS = {
+    "model": "whet.tasks.users.model:ModelUser",
+    "scripted": "whet.tasks.users.scripted:ScriptedUser",
+}
+"""The built-in users: their names in a recipe, and their classes."""
+
+
+class Speaker(ABC):
+    """The user of one episode."""
+
+    @abstractmethod
+    async def answer(self, reply: str) -> str | None:
+        """Return the user's answer to a reply of the policy; None if the user ends the conversation. An exception is an
+        infrastructure failure."""
+
+
+class Users(ABC):
+    """The users of all episodes, and what they share, such as a connection."""
+
+    @abstractmethod
+    def speaker(self, task: Task) -> Speaker:
+        """Return the user of a new episode, who has said the last message of the task's prompt."""
+
+    async def close(self) -> None:
+        """Release what the users share. By default nothing."""
+        return
+
+
+class User(Config, ABC):
+    """Base of the settings of users."""
+
+    max_turns: int = Field(default=30, ge=1)
+    """Most messages of the user in an episode, the first included. After the reply to the last one the user leaves, and
+    the final state is scored."""
+
+    @abstractmethod
+    def open(self) -> Users:
+        """Return the users of a task set."""
+
+
+class UserTasks(SeededToolTasks, ABC):
+    """Base of seeded tool tasks with a user. Subclasses define ``draw``, which returns the user's first message, and
+    data with the user's topics under the key ``user``; ``state``; and ``score`` by the final state."""
+
+    user: Annotated[User, Component(USERS)] = Field(default="scripted", validate_default=True)
+    """The user: ``scripted``, by rules, or ``model``, a language model."""
+
+    def open(self) -> "UserEnvironments":
+        require("tools", "a task set with tools", "docstring_parser")
+        return UserEnvironments(self)
+
+
+class UserEnvironments(ToolEnvironments):
+    """Episodes with a user."""
+
+    def __init__(self, tasks: UserTasks) -> None:
+        super().__init__(tasks)
+        self.users, self.max_turns = tasks.user.open(), tasks.user.max_turns
+
+    def make(self, task: Task) -> Environment:
+        return UserEpisode(self.tasks, task, self.servers, self.users.speaker(task), self.max_turns)
+
+    async def close(self) -> None:
+        await self.users.close()
+        await super().close()
+
+
+class UserEpisode(ToolEpisode):
+    """An episode of a policy with tools and a user."""
+
+    def __init__(
+        self, tasks: ToolTasks, task: Task, servers: Sequence[ToolServer], speaker: Speaker, max_turns: int
+    ) -> None:
+        super().__init__(tasks, task, servers)
+        self.speaker, self.max_turns, self.turns = speaker, max_turns, 1
+
+    async def answered(self, reply: str) -> Step:
+        message = await self.speaker.answer(reply) if self.turns < self.max_turns else None
+        if message is not None:
+            self.turns += 1
+            scores = self.counts() | {"user_turns": float(self.turns)}
+            return Step(done=False, messages=[{"role": "user", "content": message}], scores=scores)
+        step = await super().answered(reply)
+        step.scores |= {"user_turns": float(self.turns), "user_left": float(self.turns >= self.max_turns)}
+        return step
