@@ -1,14 +1,23 @@
-"""A tiny model that reads images, and pictures to read."""
+"""Tiny models that read images, and pictures to read."""
 
 import base64
 import io
+import json
 from pathlib import Path
+from typing import Any, Literal
 
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from tests.tiny import tiny_tokenizer
 from whet.core.types import Message
-from whet.models.tiny_vision import save_tiny_vision_model
+from whet.models.tiny import SPECIAL, VOCAB, vocab_id
+from whet.models.tiny_vision import TEMPLATE, save_tiny_vision_model
+
+Family = Literal["idefics3", "tiles", "qwen2_5_vl", "qwen3_vl"]
+FAMILIES: tuple[Family, ...] = ("idefics3", "tiles", "qwen2_5_vl", "qwen3_vl")
+_QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
 def picture(color: str | tuple[int, int, int] = "red", width: int = 40, height: int = 20) -> str:
@@ -28,11 +37,56 @@ def asked(*urls: str, text: str = "Which colour?") -> Message:
     }
 
 
-def save_tiny_vision(folder: Path, split: bool = False) -> None:
-    """Write a tiny model with 4 features for an image (``split``: and for each of its tiles) to a folder."""
-    save_tiny_vision_model(folder, width=32, layers=2, pixels=32, tiles=split)
+def save_tiny_vision(folder: Path, family: Family = "idefics3") -> None:
+    """Write a tiny model to a folder: an Idefics 3 with 4 features for an image (``tiles``: and for each of its tiles),
+    or a Qwen-VL with a feature for each 16 by 16 pixels."""
+    if family in ("qwen2_5_vl", "qwen3_vl"):
+        _save_qwen(folder, family)
+    else:
+        save_tiny_vision_model(folder, width=32, layers=2, pixels=32, tiles=family == "tiles")
     weights = load_file(folder / "model.safetensors")
     for name in weights:
-        if "connector" in name:
+        if "connector" in name or "merger" in name:
             weights[name] *= 30  # so that images matter among embeddings
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def _save_qwen(folder: Path, family: Family) -> None:
+    """Write a tiny Qwen-VL with the files of the published ones: without a file of the whole processor."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    mark = "<|vision_start|><|image_pad|><|vision_end|>"
+    tokenizer = tiny_tokenizer(TEMPLATE.replace("<image>", mark))
+    tokenizer.add_special_tokens({"additional_special_tokens": list(_QWEN_MARKS)})
+    start, end, image, video = tokenizer.convert_tokens_to_ids(list(_QWEN_MARKS))
+    text: dict[str, Any] = {
+        "vocab_size": VOCAB + 8, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]},
+        "bos_token_id": None, "eos_token_id": vocab_id("<|im_end|>"), "pad_token_id": vocab_id(SPECIAL[0]),
+    }  # fmt: skip
+    tower: dict[str, Any] = {
+        "hidden_size": 32, "intermediate_size": 64, "depth": 3, "num_heads": 2, "patch_size": 8, "out_hidden_size": 32,
+    }  # fmt: skip
+    if family == "qwen3_vl":
+        tower |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16}
+    else:
+        del text["head_dim"]  # the hidden size determines it
+        text["rope_parameters"]["mrope_section"] = [2, 1, 1]
+        tower |= {"window_size": 32, "fullatt_block_indexes": [1]}
+    config = AutoConfig.for_model(
+        family, text_config=text, vision_config=tower, image_token_id=image, video_token_id=video,
+        vision_start_token_id=start, vision_end_token_id=end,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    Qwen2VLImageProcessorPil(size={"shortest_edge": 32 * 32, "longest_edge": 48 * 48}, patch_size=8).save_pretrained(
+        folder
+    )
+    path = folder / "preprocessor_config.json"
+    names = {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"processor_class": names[family]}))

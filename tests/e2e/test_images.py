@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.rows import rows_recipe, write_rows
-from tests.tiny_vision import asked, picture, save_tiny_vision
+from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_vision
 from tests.toy import toy_recipe
 from whet.checkpoint.export import export
 from whet.config.issues import RecipeError
@@ -16,7 +17,7 @@ from whet.core.types import Task
 from whet.metrics.rollout_file import read_rollouts
 from whet.metrics.sinks.jsonl import read_metrics, without_time
 from whet.models.config import ModelConfig
-from whet.models.loading import load_images
+from whet.models.loading import load_images, load_model
 from whet.run import run
 from whet.tasks.base import TaskSet
 
@@ -35,26 +36,44 @@ class Colors(TaskSet):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("vision")
-    save_tiny_vision(path)
-    return path
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[Family, Path]:
+    paths = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
+    for family, path in paths.items():
+        save_tiny_vision(path, family)
+    return paths
 
 
-def recipe_of(model: Path, vision: str = "trained", **changes: Any) -> Any:
+@pytest.fixture(scope="module")
+def model(models: dict[Family, Path]) -> Path:
+    return models["idefics3"]
+
+
+def recipe_of(model: Path, vision: str = "trained", lora: dict[str, int] | None = None, **changes: Any) -> Any:
     data = {"type": "tests.e2e.test_images:Colors"}
-    return toy_recipe(model, data=data, model={"path": str(model), "vision": vision}, **changes)
+    return toy_recipe(model, data=data, model={"path": str(model), "vision": vision, "lora": lora}, **changes)
 
 
 def losses(folder: Path) -> list[Any]:
     return [without_time(line) for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "train"]
 
 
-@pytest.mark.parametrize("vision", ["trained", "frozen"])
-def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(model: Path, tmp_path: Path, vision: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "vision", "lora"),
+    [
+        ("idefics3", "trained", None),
+        ("idefics3", "frozen", None),
+        ("qwen2_5_vl", "trained", None),
+        ("qwen3_vl", "trained", None),
+        ("qwen3_vl", "frozen", {"rank": 2}),
+    ],
+)
+def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(
+    models: dict[Family, Path], tmp_path: Path, family: Family, vision: str, lora: dict[str, int] | None
+) -> None:
+    model = models[family]
     rollouts = {"max_staleness": 1 if vision == "trained" else 0, "prompts_per_step": 4}
-    plain = run.start(recipe_of(model, vision, steps=3, rollouts=rollouts), tmp_path / "plain")
-    parts = run.start(recipe_of(model, vision, steps=2, rollouts=rollouts), tmp_path / "parts")
+    plain = run.start(recipe_of(model, vision, lora, steps=3, rollouts=rollouts), tmp_path / "plain")
+    parts = run.start(recipe_of(model, vision, lora, steps=2, rollouts=rollouts), tmp_path / "parts")
     run.resume(parts, ["steps=3"])
     assert losses(parts) == losses(plain)
     assert any(line.get("loss") for line in losses(plain))
@@ -65,6 +84,9 @@ def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(model: Path, tmp
     url = picture("green")
     again, before = (load_images(ModelConfig(path=str(path), vision="frozen")) for path in (exported, model))
     assert again.tokens(url) == before.tokens(url)
+    assert torch.equal(again.inputs(url)["pixel_values"], before.inputs(url)["pixel_values"])
+    learned = load_model(ModelConfig(path=str(exported), vision="frozen"), dtype=torch.float32)
+    assert learned.config.model_type == family
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "gspo"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tests.tiny_vision import asked, picture, save_tiny_vision
+from tests.tiny_vision import FAMILIES, asked, picture, save_tiny_vision
 from whet.base.errors import DataError, WhetError
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
@@ -30,10 +30,10 @@ QUESTIONS: list[list[Message]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+@pytest.fixture(scope="module", params=[family for family in FAMILIES if family != "idefics3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     path = tmp_path_factory.mktemp("vision")
-    save_tiny_vision(path, split=True)
+    save_tiny_vision(path, request.param)
     return ModelConfig(path=str(path), vision="trained")
 
 

@@ -34,7 +34,7 @@ _SET_HERE = {"messages", "tools", "add_generation_prompt"}
 
 
 class ImageTokens(Protocol):
-    """The tokens of images in a prompt; see ``whet.models.images``."""
+    """The tokens of images in a prompt; see ``whet.models.image_processor``."""
 
     mark: int
     """The token that the chat template writes for an image."""

@@ -145,7 +145,7 @@ def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: 
         tokenizer.chat_template = renderer.template
         padding = choose_padding(tokenizer, renderer) if judges else None
     if config.vision is not None:
-        save_processor(config, tokenizer, staging)
+        save_processor(config, staging)
     tokenizer.save_pretrained(staging)
     return padding
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from whet.cluster.config import ClusterConfig, DevicesConfig
     from whet.engines.base import Engine, PausableEngine
-    from whet.models.images import ImageProcessor
+    from whet.models.image_processor import ImageProcessor
 
 
 GENERATORS = EntryPoints("whet.engines")

@@ -23,7 +23,8 @@ from whet.models.compiled import compile_layers
 from whet.models.config import AttentionKernel, AttentionName, ModelConfig
 from whet.models.device import placed
 from whet.models.head import ValueHead, head_of
-from whet.models.images import ImageProcessor, embedded
+from whet.models.image_processor import ImageProcessor
+from whet.models.images import embedded
 from whet.models.loading import load_images, load_model
 from whet.models.shards import WHOLE, Shards
 from whet.models.stages import StageInput
@@ -71,9 +72,9 @@ class LearnerModel(nn.Module):
         returned.
         """
         with autocast(self.precision, self.device):
-            embeddings = None
+            inputs = None
             if self.images is not None and batch.images:
-                embeddings = embedded(self.model, batch, self.images)
+                inputs = embedded(self.model, batch, self.images)
             hidden = forest_hidden(
                 self.model,
                 batch,
@@ -81,7 +82,7 @@ class LearnerModel(nn.Module):
                 stage_input,
                 attention=self.attention,
                 lockstep=self.lockstep,
-                embeddings=embeddings,
+                embedded=inputs,
             )
             if stage_input is not None and not stage_input.stage.last:
                 return hidden

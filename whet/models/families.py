@@ -11,7 +11,8 @@ from whet.core.batch import Batch
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.models.attention.forest import decoder_of, forest_hidden, supports_forest, use_forest_attention
 from whet.models.attention.states import supports_prefix_fork
-from whet.models.images import ImageProcessor, embedded
+from whet.models.image_processor import ImageProcessor
+from whet.models.images import embedded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,8 +64,8 @@ def _difference(model: "PreTrainedModel", forest: bool, shares: bool, images: Im
         alone = torch.cat([_alone(model, answer, images) for answer in answers])
         if forest:
             use_forest_attention(model)
-        embeddings = None if images is None else embedded(model, batch, images)
-        states = forest_hidden(model, batch, embeddings=embeddings)[batch.trained]
+        inputs = None if images is None else embedded(model, batch, images)
+        states = forest_hidden(model, batch, embedded=inputs)[batch.trained]
     except Exception as error:  # an unknown architecture may raise any error
         what = "tokens alone" if images is None else "tokens and an image"
         return f"it can't be run on {what} ({type(error).__name__}: {error})"
@@ -86,5 +87,7 @@ def _alone(model: "PreTrainedModel", answer: Trajectory, images: ImageProcessor 
     else:
         tokens = torch.tensor([images.marked(answer.tokens)], device=device)
         inputs = {name: value.to(device) for name, value in images.inputs(PICTURE).items()}
+        if images.with_grids:
+            inputs["mm_token_type_ids"] = (torch.tensor([answer.tokens], device=device) < 0).int()
         states = model.base_model(input_ids=tokens, use_cache=False, **inputs).last_hidden_state[0]
     return states[-answer.trained_tokens :]

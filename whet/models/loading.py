@@ -5,6 +5,7 @@ files are then read from that folder, so later steps never wait for a network.
 """
 
 import hashlib
+import json
 import logging
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 from whet.base.errors import WhetError
 from whet.base.extras import extra
+from whet.base.files import write_atomically
 from whet.base.seeds import derive_seed
 from whet.fetch.model import fetch_model
 from whet.models.config import LoraSettings, ModelConfig
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from whet.models.images import ImageProcessor
+    from whet.models.image_processor import ImageProcessor
 
 log = logging.getLogger(__name__)
 
@@ -75,20 +77,21 @@ def load_images(config: ModelConfig) -> "ImageProcessor":
 
 @lru_cache(maxsize=4)
 def _images_in(folder: Path, trust_remote_code: bool) -> "ImageProcessor":
-    from whet.models.images import ImageProcessor
+    from whet.models.image_processor import ImageProcessor
 
     return ImageProcessor.of(
         folder, load_model_config(ModelConfig(path=str(folder), trust_remote_code=trust_remote_code))
     )
 
 
-def save_processor(config: ModelConfig, tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    """Write the model's processor of images, with the tokenizer's chat template, to a folder."""
-    from transformers import AutoProcessor
-
-    processor: Any = AutoProcessor.from_pretrained(resolve(config))
-    processor.chat_template = tokenizer.chat_template
-    processor.save_pretrained(folder)
+def save_processor(config: ModelConfig, folder: Path) -> None:
+    """Write the model's processor of images to a folder, without a chat template, which is the tokenizer's."""
+    for name in ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"):
+        path = resolve(config) / name
+        if path.exists():
+            settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            settings.pop("chat_template", None)
+            write_atomically(folder / name, json.dumps(settings, indent=2) + "\n")
 
 
 def architecture(vision: bool) -> Any:

@@ -25,7 +25,7 @@ from whet.models.moe.experts import experts_of, use_grouped_experts
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
-    from whet.models.images import ImageProcessor
+    from whet.models.image_processor import ImageProcessor
 
 log = logging.getLogger(__name__)
 

@@ -247,7 +247,7 @@ class DecodeCache:
             tiles.index(self.device, self.padded)
         self._prompt_span = max(self.tiles)
         self._scores = {}
-        return self.padded, [p.length + n for p, n in zip(self.prefixes, self.lengths, strict=True)] + padding
+        return self.padded, [p.length + p.shift + n for p, n in zip(self.prefixes, self.lengths, strict=True)] + padding
 
     def commit(self) -> None:
         """End a forward pass: each row has one more token."""

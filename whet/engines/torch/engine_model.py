@@ -4,20 +4,20 @@ to logits."""
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whet.base.errors import ConfigError, RefitError
 from whet.core.expert_ids import Ids
 from whet.engines.torch import decode_attention
 from whet.engines.torch.decode_attention import ROWS, DecodeCache
 from whet.engines.torch.prefix import Prefill, Prefix
-from whet.models.attention.forest import select_in_decoder, supports_forest
+from whet.models.attention.forest import decoder_of, select_in_decoder, supports_forest
 from whet.models.attention.states import supports_cached_decoding
-from whet.models.images import embedded_parts
+from whet.models.images import Embedded, embedded_parts
 from whet.models.loading import architecture
 from whet.models.moe.routing import RouteRecorder, cannot_replay
 from whet.models.packed_linear import pack_linears
@@ -26,7 +26,7 @@ from whet.processes.machine import memory_is_short, return_freed_memory
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from whet.models.images import ImageProcessor
+    from whet.models.image_processor import ImageProcessor
 
 _ATTENDS_TWICE = {"diffllama", "hrm_text"}
 
@@ -212,16 +212,17 @@ class EngineModel:
         positions = [position for part in new for position in part] + padding
         last = (torch.tensor([len(part) for part in new]).cumsum(0) - 1).tolist()
         state = Prefill(lengths, prefixes)
-        embeddings = None
-        if min(tokens) < 0 and self.images is not None and images is not None:
-            embedded = embedded_parts(self.model, prompts, new, images, self.images)
-            embeddings = nn.functional.pad(embedded, (0, 0, 0, len(padding)))[None]
+        embedded, shifts = None, [0] * len(prompts)
+        if self.images is not None and images is not None and any(images):
+            embedded, shifts = embedded_parts(self.model, prompts, new, images, self.images)
         keep = last + last[-1:] * (-len(last) % ROWS)
-        logits = self._forward(state, tokens, positions, keep, embeddings)
+        logits = self._forward(state, tokens, positions, keep, embedded)
         if any(len(prefix.keys) != self.layers for prefix in state.prefixes):
             raise ConfigError(
                 _unsupported(type(self.model).__name__, "not every layer is attention with its own keys and values")
             )
+        for prefix, shift in zip(state.prefixes, shifts, strict=True):
+            prefix.shift = shift
         if self.experts is not None:
             parts = np.split(self.experts, np.cumsum([len(part) for part in new]))
             for prefix, old, ids in zip(state.prefixes, prefixes, parts, strict=False):
@@ -242,16 +243,21 @@ class EngineModel:
         tokens: list[int],
         positions: list[int],
         keep: list[int] | None,
-        embeddings: Tensor | None = None,
+        embedded: Embedded | None = None,
     ) -> Tensor:
-        logits: Tensor = self.model(
-            input_ids=torch.tensor([tokens], device=self.device) if embeddings is None else None,
-            inputs_embeds=embeddings,
-            position_ids=torch.tensor([positions], device=self.device),
-            use_cache=False,
-            logits_to_keep=0 if keep is None else torch.tensor(keep, device=self.device),
-            whet_cache=state,
-        ).logits[0]
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor([tokens], device=self.device) if embedded is None else None,
+            "position_ids": torch.tensor([positions], device=self.device),
+        }
+        if embedded is not None:
+            inputs |= embedded.arguments(inputs["position_ids"])
+        inputs |= {"use_cache": False, "whet_cache": state}
+        chosen = 0 if keep is None else torch.tensor(keep, device=self.device)
+        if embedded is not None and embedded.deep:  # only the decoder takes features for several layers
+            hidden = decoder_of(self.model)(**inputs).last_hidden_state[0]
+            logits: Tensor = self.model.get_output_embeddings()(hidden[chosen])
+        else:
+            logits = self.model(**inputs, logits_to_keep=chosen).logits[0]
         self.experts = None if self.recorder is None else self.recorder.take()
         return logits
 

@@ -30,7 +30,7 @@ from whet.processes.machine import bind
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from whet.models.images import ImageProcessor
+    from whet.models.image_processor import ImageProcessor
 
 
 class TorchGenerator:

@@ -21,6 +21,7 @@ class Prefix:
     keys: list[tuple[Tensor, ...]] = field(default_factory=list)  # per layer pieces [kv_heads, tokens, D]
     values: list[tuple[Tensor, ...]] = field(default_factory=list)  # per layer pieces [kv_heads, tokens, Dv]
     experts: Ids | None = None  # [length, layers, k], if recorded
+    shift: int = 0  # the position of the next token minus ``length``; see whet.models.positions
 
     def first(self, length: int) -> "Prefix":
         """Return the prefix of the first tokens, without copying a piece that is mostly used."""

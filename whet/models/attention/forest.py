@@ -26,6 +26,8 @@ from whet.models.stages import StageInput, stage_decoder
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from whet.models.images import Embedded
+
 AnyLayout: TypeAlias = "ForestLayout | FlexLayout | VarlenLayout"
 
 NAME = "whet_forest"
@@ -192,7 +194,7 @@ def forest_hidden(
     *,
     attention: AttentionKernel = "blocks",
     lockstep: bool = False,
-    embeddings: Tensor | None = None,
+    embedded: "Embedded | None" = None,
 ) -> Tensor:
     """Return the final hidden states of every token of a batch, [N, H], as if each sequence had been run alone.
 
@@ -201,9 +203,9 @@ def forest_hidden(
     including padding, [1, n, H]. ``attention`` selects the implementation. A model without forest attention runs
     segments as rows (see ``states``) and can't be distributed; with ``lockstep``, which means that other ranks run the
     layers at the same time, it runs in one call, without shared segments. Layers get the batch's experts; see
-    ``routing``. ``embeddings``, [N, H], replace the embeddings of the tokens; see ``whet.models.images``.
+    ``routing``. ``embedded`` replaces the embeddings of the tokens; see ``whet.models.images``.
     """
-    if embeddings is None and batch.images:
+    if embedded is None and batch.images:
         raise WhetError("the batch has images, and the model reads none; set model.vision to frozen or trained")
     decoder = decoder_of(model) if stage_input is None else stage_decoder(decoder_of(model), stage_input.stage)
     entering = None if stage_input is None else stage_input.hidden
@@ -212,24 +214,22 @@ def forest_hidden(
     if decoder.config._attn_implementation == NAME:
         padding = (0, tokens.padded(len(batch)) - len(batch))
         here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(len(batch) + padding[1])])
-        if embeddings is not None:
-            entering = F.pad(embeddings, (0, 0, *padding))[placed(here, device)][None]
-        more: dict[str, Tensor] = {}
+        inputs: dict[str, Any] = {
+            "input_ids": placed(F.pad(batch.tokens, padding)[here][None], device) if entering is None else None,
+            "inputs_embeds": entering,
+            "position_ids": placed(F.pad(batch.position, padding)[here][None], device),
+        }
+        if embedded is not None:
+            inputs |= embedded.arguments(inputs["position_ids"])
         if batch.experts is not None:
-            more["whet_experts"] = placed(F.pad(batch.experts, (0, 0, 0, 0, *padding), value=-1)[here], device)
-        packed: Tensor = decoder(
-            input_ids=placed(F.pad(batch.tokens, padding)[here][None], device) if entering is None else None,
-            inputs_embeds=entering,
-            position_ids=placed(F.pad(batch.position, padding)[here][None], device),
-            use_cache=False,
-            whet_forest=layout_of(batch, device, tokens, attention),
-            **more,
-        ).last_hidden_state
+            inputs["whet_experts"] = placed(F.pad(batch.experts, (0, 0, 0, 0, *padding), value=-1)[here], device)
+        layout = layout_of(batch, device, tokens, attention)
+        packed: Tensor = decoder(**inputs, use_cache=False, whet_forest=layout).last_hidden_state
         if stage_input is not None and not stage_input.stage.last:
             return packed
         hidden = tokens.gather(packed[0])
         return hidden[: len(batch)]
-    if embeddings is not None:
+    if embedded is not None:
         raise WhetError(f"{type(decoder).__name__} has layers that are not plain attention; it can't read images yet")
     parents = batch.segment_parent.tolist()
     stateless = decoder.training and decoder.is_gradient_checkpointing  # layers then get no cache
