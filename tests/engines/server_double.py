@@ -23,6 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from whet.base.errors import WhetError
+
 ROOT = Path(__file__).parents[2]
 Answer = Callable[[dict[str, Any]], Awaitable[Any]]
 
@@ -31,6 +33,7 @@ class Double:
     """A server of one model, whose weights have a label."""
 
     context = 512
+    max_logprobs = 64
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -40,9 +43,10 @@ class Double:
         from whet.engines.torch.engine_model import build_engine_model
         from whet.engines.torch.generator import TorchGenerator
 
+        self.scores = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         config = TorchGeneratorConfig(dtype="float32", max_batch=16, max_context=self.context)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+        weights = {name: tensor.clone() for name, tensor in self.scores.state_dict().items()}
         model = build_engine_model(AutoConfig.from_pretrained(folder), weights, torch.float32)
         self.generator = TorchGenerator(config, model, self.tokenizer)
         self.labels = ["default"]  # of the generator's versions
@@ -63,6 +67,24 @@ class Double:
             stop=tuple(settings["stop"]),
         )
         return await self.generator.sample(prompt, params)
+
+    def prompt_logprobs(self, tokens: list[int], k: int) -> list[tuple[float, list[tuple[int, float]]]]:
+        """Of all tokens but the first, by transformers with the first weights: their log-probs, and the ``k`` most
+        likely tokens."""
+        import torch
+
+        with torch.no_grad():
+            table = self.scores(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        own = table.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+        values, ids = table.topk(k)
+        return [
+            (logprob, list(zip(*best, strict=True)))
+            for logprob, *best in zip(own, ids.tolist(), values.tolist(), strict=True)
+        ]
+
+    def check_prompt(self, tokens: list[int], new: int) -> None:
+        if len(tokens) + new > self.context or max(tokens) >= self.scores.config.vocab_size:
+            raise WhetError("the prompt is too long, or has tokens outside the vocabulary")
 
     async def load(self, folder: str) -> None:
         from safetensors.torch import load_file
@@ -106,6 +128,7 @@ class Vllm(Double):
             "/v1/models": self.models,
             "/tokenize": self.tokenize,
             "/inference/v1/generate": self.generate,
+            "/v1/completions": self.completions,
             "/pause": self.pause,
             "/collective_rpc": self.rpc,
             "/update_weight_version": self.rename,
@@ -119,6 +142,23 @@ class Vllm(Double):
 
     async def weight_info(self, body: dict[str, Any]) -> Any:
         return {"weight_version": self.labels[-1]}
+
+    async def completions(self, body: dict[str, Any]) -> Any:
+        tokens, k = body["prompt"], body["prompt_logprobs"]
+        self.check_prompt(tokens, body["max_tokens"])
+        if k > self.max_logprobs:
+            raise WhetError(f"Requested prompt logprobs of {k}, which is greater than max allowed: {self.max_logprobs}")
+        entries: list[Any] = [None]
+        for token, (logprob, best) in zip(tokens[1:], self.prompt_logprobs(tokens, k), strict=True):
+            named = {token: logprob, **dict(best)}
+            ranks = [found for found, _ in best]
+            entries.append(
+                {
+                    str(name): {"logprob": value, "rank": ranks.index(name) + 1 if name in ranks else k + 1}
+                    for name, value in named.items()
+                }
+            )
+        return {"choices": [{"text": "", "prompt_logprobs": entries}]}
 
     async def rpc(self, body: dict[str, Any]) -> Any:
         assert body["method"] == "reload_weights"
@@ -167,6 +207,8 @@ class Sglang(Double):
     async def generate(self, body: dict[str, Any]) -> Any:
         settings = body["sampling_params"]
         assert body["return_logprob"]
+        if "logprob_start_len" in body:
+            return self.scored(body["input_ids"], body["logprob_start_len"], body["top_logprobs_num"])
         assert settings["ignore_eos"]
         done = await self.sample(body["input_ids"], settings, settings["max_new_tokens"], settings["sampling_seed"])
         facts = {
@@ -177,12 +219,20 @@ class Sglang(Double):
         }
         return {"text": "", "output_ids": done.tokens, "meta_info": facts}
 
+    def scored(self, tokens: list[int], start: int, k: int) -> Any:
+        self.check_prompt(tokens, 1)
+        found = self.prompt_logprobs(tokens, k)[start:]
+        own = [[logprob, token, None] for token, (logprob, _) in zip(tokens[start + 1 :], found, strict=True)]
+        best = [[[value, token, None] for token, value in each] for _, each in found]
+        facts = {"input_token_logprobs": [[None, tokens[start], None], *own]}
+        if k:
+            facts["input_top_logprobs"] = [None, *best]
+        return {"text": "", "output_ids": [0], "meta_info": facts}
+
 
 def application(routes: dict[str, Answer]) -> Starlette:
     def endpoint(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
-            from whet.base.errors import WhetError
-
             body = await request.body()
             try:
                 return JSONResponse(await answer(json.loads(body) if body else {}))

@@ -125,6 +125,10 @@ class Algorithm(Config, ABC):
     def check_models(self, model: ModelConfig) -> None:
         """Raise ``ConfigError`` if its other models are not compatible with ``model``, the recipe's."""
 
+    async def check_servers(self, model: ModelConfig, longest: int | None) -> None:
+        """Raise ``ConfigError`` if a server that has one of its other models is missing or can't score texts of
+        ``longest`` tokens (None: unknown)."""
+
     # Derived from the above
 
     @property

@@ -10,7 +10,8 @@ several epochs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -19,7 +20,7 @@ from pydantic import Field, model_validator
 from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.base import POLICY, Algorithm, OnlineAlgorithm, Role
 from whet.algorithms.registry import AnyAdvantage, AnyLoss
-from whet.base.errors import ConfigError, DataError, WhetError
+from whet.base.errors import ConfigError, DataError, GeneratorError, WhetError
 from whet.core.batch import Batch
 from whet.core.types import Group
 from whet.data.base import Data
@@ -33,6 +34,7 @@ from whet.models.config import ModelConfig
 from whet.processes.compute import compute
 
 if TYPE_CHECKING:
+    from whet.distillation.ask import LoadedTeacher
     from whet.learner.base import Scorer
 
 log = logging.getLogger(__name__)
@@ -96,9 +98,26 @@ class TeacherAlgorithm(Algorithm):
             )
         return self
 
+    @model_validator(mode="after")
+    def _mixes_local_models(self) -> Self:
+        served = self.served
+        if served and len(self.teachers) > 1 and self.route_by is None and "topk_ids" in self.reads:
+            raise ValueError(
+                f"teachers.{served[0]}.server: a mixture asks each teacher for the log-probs of the tokens that the "
+                "others name, which servers can't give; set route_by, load the teacher without server, or choose a "
+                "loss of the given token (loss=on_policy_distillation)"
+            )
+        return self
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The names of the teachers that are behind servers."""
+        return tuple(name for name, teacher in self.teachers.items() if teacher.server is not None)
+
     @property
     def roles(self) -> dict[str, Role]:
-        frozen = {f"teacher/{name}": Role(model=teacher) for name, teacher in self.teachers.items()}
+        loaded = {name: teacher for name, teacher in self.teachers.items() if name not in self.served}
+        frozen = {f"teacher/{name}": Role(model=teacher) for name, teacher in loaded.items()}
         return {"policy": Role(loss=self.loss, fills=POLICY), **frozen}
 
     @property
@@ -107,18 +126,33 @@ class TeacherAlgorithm(Algorithm):
 
     async def prepare(self, batch: Batch, groups: Sequence[Group], learners: Mapping[str, Scorer]) -> Metrics:
         """Also fill the columns of the teachers that loss and advantage read."""
-        from whet.distillation.ask import LoadedTeacher, ask
+        from whet.distillation.ask import ask
         from whet.learner.base import Top
 
         if columns := (self.reads & COLUMNS) - batch.filled:
-            rows = min(learner.facts.vocabulary for learner in learners.values())
-            loaded = {
-                name: LoadedTeacher(name, settings, learners[f"teacher/{name}"])
-                for name, settings in self.teachers.items()
-            }
-            of_groups = [tuple(loaded[name] for name in self._teachers_of(group)) for group in groups]
-            await ask(batch, groups, of_groups, learners["policy"], columns, Top(min(self.k or _K, rows), below=rows))
+            async with self._loaded(learners) as loaded:
+                vocabularies = [scorer.facts.vocabulary for scorer in learners.values()]
+                rows = min(*vocabularies, *(teacher.learner.facts.vocabulary for teacher in loaded.values()))
+                of_groups = [tuple(loaded[name] for name in self._teachers_of(group)) for group in groups]
+                top = Top(min(self.k or _K, rows), below=rows)
+                await ask(batch, groups, of_groups, learners["policy"], columns, top)
         return await super().prepare(batch, groups, learners)
+
+    @asynccontextmanager
+    async def _loaded(self, learners: Mapping[str, Scorer]) -> AsyncIterator[dict[str, LoadedTeacher]]:
+        """Open the teachers by name, those behind servers with a connection."""
+        from whet.distillation.ask import LoadedTeacher
+        from whet.distillation.server import ServerTeacher
+
+        async with AsyncExitStack() as stack:
+            loaded = {}
+            for name, settings in self.teachers.items():
+                if settings.server is None:
+                    scorer = learners[f"teacher/{name}"]
+                else:
+                    scorer = await stack.enter_async_context(ServerTeacher.open(name, settings, settings.server))
+                loaded[name] = LoadedTeacher(name, settings, scorer)
+            yield loaded
 
     def _teachers_of(self, group: Group) -> Sequence[str]:
         if self.route_by is None:
@@ -157,6 +191,20 @@ class TeacherAlgorithm(Algorithm):
                 )
             if not same:
                 log.warning("%s: they are compared on spans of text whose boundaries both tokenizers share", mismatch)
+
+    async def check_servers(self, model: ModelConfig, longest: int | None) -> None:
+        from whet.distillation.server import ServerTeacher
+        from whet.distillation.vocabulary import rows_of
+
+        rows = min(rows_of(part) for part in (model, *self.teachers.values()))
+        k = min(self.k or _K, rows) if "topk_ids" in self.reads else 0
+        for name, settings in self.teachers.items():
+            if settings.server is not None:
+                try:
+                    async with ServerTeacher.open(name, settings, settings.server) as teacher:
+                        await teacher.check(k, rows, longest)
+                except GeneratorError as error:
+                    raise ConfigError(f"algorithm.teachers.{name}.server: {error}; start the server first") from None
 
 
 class Distillation(TeacherAlgorithm):

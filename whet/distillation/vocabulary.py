@@ -5,7 +5,7 @@ from typing import Any
 
 from whet.chat.renderer import Renderer
 from whet.models.config import ModelConfig
-from whet.models.loading import load_tokenizer
+from whet.models.loading import load_model_config, load_tokenizer
 
 
 def same_tokens(student: ModelConfig, teacher: ModelConfig) -> bool:
@@ -25,12 +25,22 @@ def renderer_of(model: ModelConfig, chat_template: str | None) -> Renderer:
     return _renderer(_plain(model), chat_template)
 
 
+def rows_of(model: ModelConfig) -> int:
+    """Return the number of rows of the model's output matrix, by its config."""
+    return _rows(_plain(model))
+
+
 def _plain(model: ModelConfig) -> ModelConfig:
-    """Return only the settings that determine the tokenizer."""
+    """Return only the settings that determine tokenizer and config."""
     return ModelConfig(path=model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
 
 
 _tokenizer = lru_cache(maxsize=16)(load_tokenizer)
+
+
+@lru_cache(maxsize=16)
+def _rows(model: ModelConfig) -> int:
+    return int(load_model_config(model).get_text_config().vocab_size)
 
 
 @lru_cache(maxsize=16)

@@ -38,6 +38,19 @@ class LearnerFacts:
         return asdict(self) | {"model": self.model.path}
 
 
+class ScorerFacts(Protocol):
+    """The facts of any model that scores; see ``LearnerFacts``."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+
+    @property
+    def forest(self) -> bool: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+
 @dataclass(slots=True)
 class Update:
     """The result of one optimizer step."""
@@ -60,7 +73,7 @@ class Scorer(Protocol):
     batch's order."""
 
     @property
-    def facts(self) -> LearnerFacts: ...
+    def facts(self) -> ScorerFacts: ...
 
     async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
         """Run forward passes only. Columns: ``logprobs``, ``entropy``, ``values``, ``reference_logprobs`` ([N]),
@@ -73,6 +86,9 @@ class Learner(Scorer, WeightSource, Tenant, Protocol):
     """A ``Scorer`` that can be trained if it has an optimizer. It provides its weights (by default all, LoRA merged,
     under the names of the plain Hugging Face model; see ``Content``) and shares its devices (awake for scores and
     updates)."""
+
+    @property
+    def facts(self) -> LearnerFacts: ...
 
     flops: float
     """The floating-point operations of all scores and updates so far; see ``ModelFlops``."""

@@ -156,6 +156,7 @@ async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[s
     from whet.processes.machine import split_cores
 
     recipe.algorithm.check_models(recipe.model)
+    await recipe.algorithm.check_servers(recipe.model, recipe.longest)
     async with Closing() as closing:
         cores, _ = split_cores(recipe.devices.learner_cores, recipe.devices.generator_cores)
         cluster = recipe.cluster.build(cores, len(recipe.algorithm.roles))

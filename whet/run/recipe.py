@@ -123,6 +123,11 @@ class Recipe(Config):
         return f"{count:g} {unit if count != 1 else unit[:-1]}"
 
     @property
+    def longest(self) -> int | None:
+        """Maximum number of tokens that are learned from at once: an episode, or a row; None: not limited."""
+        return self.data.longest if isinstance(self.data, Rows) else self.sampling.longest
+
+    @property
     def taskset(self) -> TaskSet:
         """``data`` as tasks. Raises ``ConfigError`` where it holds rows."""
         if not isinstance(self.data, TaskSet):

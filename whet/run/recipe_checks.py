@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from whet.algorithms.base import OnlineAlgorithm
+from whet.algorithms.distillation import TeacherAlgorithm
 from whet.config import Component
 from whet.config.base import within
+from whet.core.types import Distribution
 from whet.data.base import ROWS, Data
 from whet.data.rows import Rows
 from whet.models.config import ModelConfig
@@ -164,6 +166,12 @@ def _check_sampling(recipe: "Recipe") -> None:
     sampling = recipe.sampling
     if reason := recipe.generator.cannot_sample(sampling.distribution):
         raise ValueError(reason)
+    served = recipe.algorithm.served if isinstance(recipe.algorithm, TeacherAlgorithm) else ()
+    if served and sampling.distribution != Distribution():
+        raise ValueError(
+            f"algorithm.teachers.{served[0]}.server: servers give log-probs at temperature 1 without filters; set "
+            "sampling.temperature=1 and leave top_k, top_p and min_p out, or load the teacher without server"
+        )
     if "topk_ids" in recipe.algorithm.reads and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
         raise ValueError(
             "algorithm.loss compares the likeliest tokens of teacher and student, of which sampling.top_k, top_p "

@@ -6,14 +6,14 @@ from torch import Tensor
 from whet.base.errors import RefitError
 from whet.core.batch import Batch
 from whet.core.types import Distribution, Episode, Group, Span, Task, Trajectory
-from whet.learner.base import Scorer
+from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.processes.compute import compute
 from whet.weights.config import RefitConfig
 
 
 async def compare_decoding(
-    learner: Scorer,
+    learner: Learner,
     prompt: list[int],
     tokens: list[int],
     decoded: list[float],

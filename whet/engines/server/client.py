@@ -3,12 +3,16 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from whet.base.errors import ConfigError, GeneratorError, WhetError
 from whet.base.extras import extra
 from whet.engines.base import SamplingParams
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TEXT = "What is 12 * 34? Écrivez 日本語, 🙂."  # tokenizers that agree on it are most likely the same
 _REPEATED = (408, 429, 502, 503, 504)
 _RETRIES = 2
 _MOST_BYTES = 500_000_000
@@ -25,15 +29,36 @@ class Sampled:
     cached: int
 
 
-class Api(Protocol):
-    """The calls of one protocol. All raise ``GeneratorError`` if the server gives no answer."""
+class Scored(NamedTuple):
+    """The answer of a server at one position of a text."""
 
-    async def check(self, vocabulary: int, context: int) -> None:
-        """Raise ``ConfigError`` if the server can't do what a run needs."""
+    logprob: float  # of the text's token, at temperature 1
+    top: list[tuple[int, float]]  # the most likely tokens and their log-probs, most likely first
+
+
+class Scoring(Protocol):
+    """The calls that score given tokens. All raise ``GeneratorError`` if the server gives no answer."""
+
+    async def find(self, context: int | None, setting: str) -> None:
+        """Find the model. Raises ``ConfigError`` if the server lacks it, or takes fewer tokens than ``context``, the
+        value of ``setting``."""
         ...
 
     async def tokenize(self, text: str) -> list[int] | None:
         """Return the tokens of a text; None if the server doesn't say."""
+        ...
+
+    async def score(self, tokens: list[int], start: int, k: int) -> list[Scored]:
+        """Return the scores of ``tokens[start:]``, with the ``k`` most likely tokens of each. ``start`` is at least
+        1."""
+        ...
+
+
+class Api(Scoring, Protocol):
+    """The calls of one protocol. All raise ``GeneratorError`` if the server gives no answer."""
+
+    async def check(self, vocabulary: int, context: int) -> None:
+        """Raise ``ConfigError`` if the server can't do what a run needs."""
         ...
 
     async def generate(self, prompt: list[int], params: SamplingParams, limit: int, salt: str | None) -> Sampled:
@@ -62,11 +87,13 @@ class Api(Protocol):
 
 
 class Client:
-    """A server's HTTP interface. It must be created in the event loop that uses it."""
+    """A server's HTTP interface. It must be created in the event loop that uses it. Errors name ``section``, the
+    part of the recipe that has the server's settings."""
 
-    def __init__(self, url: str, key: str | None, deadline: float) -> None:
-        with extra("tasks", "generator.type=remote"):
+    def __init__(self, url: str, key: str | None, deadline: float, section: str = "generator") -> None:
+        with extra("tasks", f"{section} on a server"):
             from whet.fetch.http import HttpClient
+        self.section = section
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.url, self.deadline = url, deadline
         self._control = HttpClient(deadline, _MOST_BYTES, headers)
@@ -107,8 +134,8 @@ class Client:
             raise GeneratorError(f"the server {self.url} gives no answer at {path}: {error}") from None
         if answer.status in (401, 403):
             raise ConfigError(
-                f"the server {self.url} refuses access to {path} (HTTP {answer.status}); set generator.api_key_env to "
-                "the name of the environment variable that holds its key"
+                f"the server {self.url} refuses access to {path} (HTTP {answer.status}); set "
+                f"{self.section}.api_key_env to the name of the environment variable that holds its key"
             )
         if answer.status >= 500:
             raise GeneratorError(f"the server {self.url} failed at {path}: HTTP {answer.status}: {answer.text[:500]}")
@@ -126,3 +153,15 @@ class Client:
 
 class RefusedError(WhetError):
     """The server understood a request and refuses it."""
+
+
+async def check_tokenizer(api: Scoring, client: Client, tokenizer: "PreTrainedTokenizerBase", model: str) -> None:
+    """Raise ``ConfigError`` if a server encodes a text otherwise than ``tokenizer``, that of the setting ``model``."""
+    if (theirs := await api.tokenize(_TEXT)) is None:
+        return
+    ours = list(tokenizer.encode(_TEXT, add_special_tokens=False))
+    if theirs != ours:
+        raise ConfigError(
+            f"{client.section}: {client.url} has another tokenizer than {model}: it encodes {_TEXT!r} as "
+            f"{theirs[:8]}..., the run as {ours[:8]}...; serve the same model"
+        )

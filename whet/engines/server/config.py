@@ -1,18 +1,16 @@
 """The settings of engines that are servers, which are already running."""
 
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from whet.base.dtype import FileDtype
-from whet.base.errors import ConfigError
 from whet.core.types import Distribution
 from whet.engines.config import Deployment, GeneratorConfig
+from whet.engines.server.access import key_in, plain_address
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -44,13 +42,7 @@ class RemoteConfig(GeneratorConfig):
     @field_validator("urls")
     @classmethod
     def _addresses(cls, urls: list[str]) -> list[str]:
-        plain = [url.rstrip("/").removesuffix("/v1") for url in urls]
-        for url in plain:
-            parts = urlsplit(url)
-            if "@" in parts.netloc:
-                raise ValueError("a URL has a password; put it into an environment variable and name it by api_key_env")
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-                raise ValueError(f"{url!r} is not the address of a server, such as http://10.0.0.5:8000")
+        plain = [plain_address(url) for url in urls]
         if len(set(plain)) < len(plain):
             raise ValueError("two URLs are the same; name each server once")
         return plain
@@ -93,11 +85,7 @@ class RemoteConfig(GeneratorConfig):
 
     def key(self) -> str | None:
         """Return the servers' key. Raises ``ConfigError`` if it is not in the environment."""
-        if self.api_key_env is not None and self.api_key_env not in os.environ:
-            raise ConfigError(
-                f"generator.api_key_env: the environment variable {self.api_key_env} is not set; set it to the key"
-            )
-        return None if self.api_key_env is None else os.environ[self.api_key_env]
+        return key_in(self.api_key_env, "generator")
 
     def build(
         self,

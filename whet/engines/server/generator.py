@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from whet.base.dtype import torch_dtype
 from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
-from whet.engines.server.client import Api, Client, RefusedError, Sampled
+from whet.engines.server.client import Api, Client, RefusedError, Sampled, check_tokenizer
 from whet.engines.server.config import RemoteConfig
 from whet.engines.server.folder import WeightFolder
 from whet.engines.server.sglang_api import SglangApi
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-_TEXT = "What is 12 * 34? Écrivez 日本語, 🙂."  # tokenizers that agree on it are most likely the same
 _RETURNS = 2.0  # seconds between two looks at a lost server
 _CLOSING = 5.0
 
@@ -225,7 +224,8 @@ class ServerGenerator:
                 api: Api = protocol(self._client, self.config.model)
                 await self._find(self._client)
                 await api.check(self._vocab, self.config.max_context)
-                await self._check_tokenizer(api)
+                if self.tokenizer is not None:
+                    await check_tokenizer(api, self._client, self.tokenizer, "model.path")
                 self._api = api
             return self._api
 
@@ -238,16 +238,6 @@ class ServerGenerator:
                     f"generator.urls: {why} at {self.url} (of {', '.join(self.config.urls)}); start the servers first"
                 )
             await asyncio.sleep(_RETURNS)
-
-    async def _check_tokenizer(self, api: Api) -> None:
-        if self.tokenizer is None or (theirs := await api.tokenize(_TEXT)) is None:
-            return
-        ours = self.tokenizer.encode(_TEXT, add_special_tokens=False)
-        if theirs != ours:
-            raise ConfigError(
-                f"generator.urls: {self.url} has another tokenizer than model.path: it encodes {_TEXT!r} as "
-                f"{theirs[:8]}..., the run as {list(ours)[:8]}...; serve the same model"
-            )
 
     async def close(self) -> None:
         """Let the server continue, and close the connections. Requests in flight end with finish reason

@@ -6,7 +6,7 @@ from typing import Any
 
 from whet.base.errors import ConfigError, GeneratorError, RefitError
 from whet.engines.base import SamplingParams
-from whet.engines.server.client import Client, RefusedError, Sampled
+from whet.engines.server.client import Client, RefusedError, Sampled, Scored
 
 log = logging.getLogger(__name__)
 
@@ -17,21 +17,36 @@ class SglangApi:
     def __init__(self, client: Client, model: str | None) -> None:
         self._client, self._model = client, model
 
-    async def check(self, vocabulary: int, context: int) -> None:
+    async def find(self, context: int | None, setting: str) -> None:
+        await self._found(context, setting)
+
+    async def _found(self, context: int | None, setting: str) -> dict[str, Any]:
+        """Return the facts that the server tells."""
         url = self._client.url
         try:
-            facts = await self._client.get("/get_server_info")
+            facts: dict[str, Any] = await self._client.get("/get_server_info")
+            named = {facts.get("served_model_name"), facts.get("model_path")}
+        except (RefusedError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{url} is not a server of SGLang: {error}") from None
+        if self._model is not None and self._model not in named:
+            raise ConfigError(
+                f"{url} serves {facts.get('model_path')}, not {self._client.section}.model = {self._model}"
+            )
+        longest = facts.get("context_length")
+        if longest is not None and context is not None and longest < context:
+            raise ConfigError(
+                f"{url} takes at most {longest} tokens of prompt and completion, fewer than {setting} = "
+                f"{context}; lower that, or start the server with --context-length {context}"
+            )
+        return facts
+
+    async def check(self, vocabulary: int, context: int) -> None:
+        url = self._client.url
+        facts = await self._found(context, "generator.max_context")
+        try:
             await self.weights()
         except (RefusedError, LookupError, TypeError) as error:
             raise ConfigError(f"{url} is not an SGLang server that tells the version of its weights: {error}") from None
-        if self._model not in (None, facts.get("served_model_name"), facts.get("model_path")):
-            raise ConfigError(f"{url} serves {facts.get('model_path')}, not generator.model = {self._model}")
-        longest = facts.get("context_length")
-        if longest is not None and longest < context:
-            raise ConfigError(
-                f"{url} takes at most {longest} tokens of prompt and completion, fewer than generator.max_context = "
-                f"{context}; lower that, or start the server with --context-length {context}"
-            )
         if not facts.get("enable_deterministic_inference"):
             log.warning(
                 "%s ignores seeds, so samples can't be repeated; --enable-deterministic-inference changes that", url
@@ -51,6 +66,27 @@ class SglangApi:
         except RefusedError:  # an older version
             return None
         return list(answer["tokens"])
+
+    async def score(self, tokens: list[int], start: int, k: int) -> list[Scored]:
+        body = {
+            "input_ids": tokens,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": start - 1,  # the first entry is always empty
+            "top_logprobs_num": k,
+        }
+        answer = await self._client.sample("/generate", body)
+        try:
+            facts = answer["meta_info"]
+            logprobs = [float(logprob) for logprob, *_ in facts["input_token_logprobs"][1:]]
+            best = facts["input_top_logprobs"][1:] if k else [[]] * len(logprobs)
+            tops = [[(int(token), float(value)) for value, token, *_ in each] for each in best]
+            rows = [Scored(logprob, top) for _, logprob, top in zip(tokens[start:], logprobs, tops, strict=True)]
+        except (LookupError, TypeError, ValueError) as error:
+            raise GeneratorError(
+                f"{self._client.url} gave no log-probs of a prompt's tokens ({type(error).__name__}: {error})"
+            ) from None
+        return rows
 
     async def generate(self, prompt: list[int], params: SamplingParams, limit: int, salt: str | None) -> Sampled:
         settings: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 from whet.base.errors import ConfigError, GeneratorError
 from whet.core.types import Distribution
 from whet.engines.base import SamplingParams
-from whet.engines.server.client import Client, RefusedError, Sampled
+from whet.engines.server.client import Client, RefusedError, Sampled, Scored
 
 _START = (
     "start it with VLLM_SERVER_DEV_MODE=1 vllm serve ... --enable-scale-out --logprobs-mode processed_logprobs "
@@ -21,19 +21,29 @@ class VllmApi:
     def __init__(self, client: Client, model: str | None) -> None:
         self._client, self._model = client, model
 
-    async def check(self, vocabulary: int, context: int) -> None:
+    async def find(self, context: int | None, setting: str) -> None:
         url = self._client.url
-        served = {str(each["id"]): each for each in (await self._client.get("/v1/models"))["data"]}
+        answer = await self._client.get("/v1/models")
+        try:
+            served = {str(each["id"]): each for each in answer["data"]}
+        except (LookupError, TypeError):
+            raise ConfigError(f"{url} does not list its models at /v1/models; it is not a server of vLLM") from None
         if self._model is None and len(served) == 1:
             (self._model,) = served
         if self._model is None or self._model not in served:
-            raise ConfigError(f"{url} serves {', '.join(served) or 'no model'}; set generator.model to one of these")
-        longest = served[self._model].get("max_model_len")
-        if longest is not None and longest < context:
             raise ConfigError(
-                f"{url} takes at most {longest} tokens of prompt and completion, fewer than generator.max_context = "
+                f"{url} serves {', '.join(served) or 'no model'}; set {self._client.section}.model to one of these"
+            )
+        longest = served[self._model].get("max_model_len")
+        if longest is not None and context is not None and longest < context:
+            raise ConfigError(
+                f"{url} takes at most {longest} tokens of prompt and completion, fewer than {setting} = "
                 f"{context}; lower that, or start the server with --max-model-len {context}"
             )
+
+    async def check(self, vocabulary: int, context: int) -> None:
+        url = self._client.url
+        await self.find(context, "generator.max_context")
         if await self._client.status("/weight_info") != 200:
             raise ConfigError(f"{url} takes no new weights: /weight_info is missing; {_START}")
         await self._client.post("/resume")  # a run that was killed may have left it paused
@@ -54,6 +64,18 @@ class VllmApi:
     async def tokenize(self, text: str) -> list[int] | None:
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
         return list((await self._client.post("/tokenize", body))["tokens"])
+
+    async def score(self, tokens: list[int], start: int, k: int) -> list[Scored]:
+        body = {"model": self._model, "prompt": tokens, "max_tokens": 1, "prompt_logprobs": k}
+        answer = await self._client.sample("/v1/completions", body)
+        try:
+            entries: list[Any] = answer["choices"][0]["prompt_logprobs"]
+            rows = [_scored(each, token, k) for token, each in zip(tokens[start:], entries[start:], strict=True)]
+        except (LookupError, TypeError, ValueError) as error:
+            raise GeneratorError(
+                f"{self._client.url} gave no log-probs of a prompt's tokens ({type(error).__name__}: {error})"
+            ) from None
+        return rows
 
     async def generate(self, prompt: list[int], params: SamplingParams, limit: int, salt: str | None) -> Sampled:
         d = params.distribution
@@ -111,3 +133,9 @@ class VllmApi:
             if not answer["success"]:
                 raise GeneratorError(f"{self._client.url} did not clear the KV cache of older weights")
         await self._client.post("/resume")
+
+
+def _scored(entries: dict[str, dict[str, Any]], token: int, k: int) -> Scored:
+    """Read one position: the ``k`` most likely tokens, and the prompt's token if it is not among them."""
+    ranked = sorted(entries.items(), key=lambda entry: int(entry[1]["rank"]))[:k]
+    return Scored(float(entries[str(token)]["logprob"]), [(int(name), float(each["logprob"])) for name, each in ranked])
