@@ -87,7 +87,10 @@ async def cell():
         print("again:", len(run.policy.sample(run.tasks.next(2), n=2)), len(run.source.next_groups()))
 
 asyncio.new_event_loop().run_until_complete(cell())
-print("threads left:", [t.name for t in threading.enumerate() if t.name.startswith("whet-")])
+left = [t for t in threading.enumerate() if t.name.startswith("whet-")]
+for thread in left:
+    thread.join(60)  # a thread that was told to end may take a moment
+print("threads left:", [t.name for t in left if t.is_alive()])
 """
 
 
@@ -131,7 +134,10 @@ async def cell():
         print("interrupted")
 
 asyncio.new_event_loop().run_until_complete(cell())
-print("threads left:", [t.name for t in threading.enumerate() if t.name.startswith("whet-")])
+left = [t for t in threading.enumerate() if t.name.startswith("whet-")]
+for thread in left:
+    thread.join(60)  # a thread that was told to end may take a moment
+print("threads left:", [t.name for t in left if t.is_alive()])
 """
 
 
