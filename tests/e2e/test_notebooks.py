@@ -89,7 +89,7 @@ async def cell():
 asyncio.new_event_loop().run_until_complete(cell())
 left = [t for t in threading.enumerate() if t.name.startswith("whet-")]
 for thread in left:
-    thread.join(60)  # a thread that was told to end may take a moment
+    thread.join(60)  # an ending thread may take a moment
 print("threads left:", [t.name for t in left if t.is_alive()])
 """
 
@@ -136,7 +136,7 @@ async def cell():
 asyncio.new_event_loop().run_until_complete(cell())
 left = [t for t in threading.enumerate() if t.name.startswith("whet-")]
 for thread in left:
-    thread.join(60)  # a thread that was told to end may take a moment
+    thread.join(60)  # an ending thread may take a moment
 print("threads left:", [t.name for t in left if t.is_alive()])
 """
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import httpx
 import pytest
 
 from tests.endpoint.agents import RENDERER, scene
+from tests.endpoint.certificates import certificate
 from tests.endpoint.test_api import user
 from whet.base.errors import ConfigError
 from whet.endpoint.config import EndpointConfig
@@ -39,21 +39,17 @@ def test_an_address_beyond_this_machine_needs_a_certificate_and_a_name(
 
 
 def test_clients_are_answered_over_tls_under_the_advertised_name(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject, *files]
-    subprocess.run(command, check=True, capture_output=True)
+    made, key = certificate(tmp_path)
 
     async def go() -> None:
         async with scene("ok") as at:
-            config = EndpointConfig(advertised="localhost", certificate=str(certificate), key=str(key))
+            config = EndpointConfig(advertised="localhost", certificate=str(made), key=str(key))
             secure = Endpoint(RENDERER, config)
             secure.start()
             try:
                 with secure.open(at.conversations) as address:
                     assert address.base_url == f"https://localhost:{secure.port}/v1"
-                    trust = ssl.create_default_context(cafile=str(certificate))
+                    trust = ssl.create_default_context(cafile=str(made))
                     headers = {"authorization": f"Bearer {address.api_key}"}
                     async with httpx.AsyncClient(verify=trust, headers=headers) as client:
                         body = {"model": "m", "messages": [user("hi")]}

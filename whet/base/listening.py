@@ -1,5 +1,6 @@
 """Sockets that listen."""
 
+import ipaddress
 import socket
 
 from whet.base.errors import ConfigError
@@ -14,3 +15,12 @@ def listen(host: str, port: int) -> socket.socket:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = text.partition(" (")[0]  # Python adds the address
         raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another port or host") from None
+
+
+def reach(host: str) -> tuple[bool, bool]:
+    """Return whether only this machine reaches the address, and whether it stands for all addresses."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost", False
+    return address.is_loopback, address.is_unspecified

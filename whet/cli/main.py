@@ -34,6 +34,7 @@ from whet.cli import (
     recipes,
     runs,
     serve,
+    shells,
     show,
     train,
     validate,
@@ -86,6 +87,7 @@ app.command("plan")(plan.plan)
 app.command("view")(view.view)
 app.command("watch")(watch.watch)
 app.command("serve")(serve.serve)
+app.command("shells")(shells.shells)
 app.command("audit")(audit.audit)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)

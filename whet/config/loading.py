@@ -95,6 +95,19 @@ def load(
     return Loaded(value, origins, path, tree)
 
 
+def load_overrides(root: type[C], overrides: Sequence[str]) -> C:
+    """Return settings that are given by overrides alone. Raises RecipeError with all mistakes."""
+    issues: list[ConfigIssue] = []
+    tree = merge(Place(root), None, _read_overrides(root, overrides, issues), issues)
+    try:
+        value = root.from_values(tree.plain())
+    except ValidationError as error:
+        raise RecipeError([*issues, *issues_of(error, root, tree)]) from None
+    if issues:
+        raise RecipeError(issues)
+    return value
+
+
 def _unused_inherited(value: Config, tree: Node, files: list[str], issues: list[ConfigIssue]) -> list[TreePath]:
     """Return unused settings from parents, which are dropped, because a recipe does not choose all settings of its
     parents. Unused settings in one of ``files`` or in an override are added to ``issues``."""

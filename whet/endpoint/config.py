@@ -1,10 +1,10 @@
 """The settings of an endpoint, in a separate module, so that recipes are read without an HTTP server."""
 
-import ipaddress
 from collections.abc import Iterator
 
 from pydantic import Field
 
+from whet.base.listening import reach
 from whet.config import Config
 
 
@@ -32,7 +32,7 @@ class EndpointConfig(Config):
 
     def problems(self) -> Iterator[str]:
         """Yield the reasons why programs can't reach it safely."""
-        local, anywhere = _reach(self.host)
+        local, anywhere = reach(self.host)
         if (self.certificate is None) != (self.key is None):
             yield "endpoint.certificate and endpoint.key belong together: set both, or none"
         elif not local and self.certificate is None:
@@ -45,12 +45,3 @@ class EndpointConfig(Config):
                 f"endpoint.host = {self.host} means every address of this machine; set endpoint.advertised to the name "
                 "by which programs reach it"
             )
-
-
-def _reach(host: str) -> tuple[bool, bool]:
-    """Return whether only this machine reaches the address, and whether it stands for all addresses."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost", False
-    return address.is_loopback, address.is_unspecified

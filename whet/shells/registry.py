@@ -3,4 +3,5 @@
 RUNTIMES = {
     "container": "whet.shells.container:Container",
     "local": "whet.shells.local:Local",
+    "remote": "whet.shells.remote:Remote",
 }

@@ -3,6 +3,7 @@ and never which runtime it has.
 
     local             namespaces of this machine (``local.py``)
     container         a container of Docker or Podman (``container.py``)
+    remote            one of these on another machine (``remote.py``, ``serving.py``)
 
 Every command ends with all of its processes: what a task reads afterwards can't change while it reads. What remains is
 the files in its folders.
