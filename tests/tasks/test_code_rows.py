@@ -357,7 +357,7 @@ def test_a_row_that_can_not_be_tested_is_an_error_that_names_its_field(tmp_path:
 
 def test_the_helpers_of_a_prompt_precede_the_program_but_its_class_does_not(tmp_path: Path) -> None:
     (task,) = tasks_of(tmp_path, FORMS["HumanEval with a class"][0]).tasks("train")
-    assert "class Solution" not in task.data["preamble"]
+    assert "class Solution" not in task.data.preamble
     (task,) = tasks_of(tmp_path, HUMAN_EVAL).tasks("train")
-    assert "def shift(" in task.data["preamble"]
-    assert "def unshift(" not in task.data["preamble"]
+    assert "def shift(" in task.data.preamble
+    assert "def unshift(" not in task.data.preamble

@@ -14,7 +14,7 @@ from whet.base.errors import ConfigError, DataError
 from whet.core.types import Task
 from whet.processes.pool import WorkerLimits
 from whet.tasks.instructions.checks import check_instruction, follow_in_worker, registry
-from whet.tasks.instructions.task_set import CAPITALS, InstructionFollowing
+from whet.tasks.instructions.task_set import CAPITALS, CheckedTurn, Instructed, InstructionFollowing
 
 LIMITS = WorkerLimits(workers=1, cpu_s=2)
 COMMAS = {"prompt": "No commas, and say apple.", "instruction_id_list": ["punctuation:no_comma", "keywords:existence"]}
@@ -163,18 +163,18 @@ def test_each_turn_has_its_own_instructions_and_all_rewards_add_up_to_one(play, 
 
 
 def test_a_keyword_that_is_an_endless_pattern_is_stopped(play):
-    turn = {"prompt": "?", "instructions": [["keywords:existence", {"keywords": ["(a+)+$"]}]]}
-    step = play(Task("x", [], {"turns": [turn], "mode": "binary"}), "a" * 60 + "b")[0]
+    turn = CheckedTurn("?", [["keywords:existence", {"keywords": ["(a+)+$"]}]])
+    step = play(Task("x", [], Instructed([turn], "binary")), "a" * 60 + "b")[0]
     assert (step.reward, step.scores["grading_timeout"]) == (0, 1)
 
 
 def test_generated_questions_require_the_form_and_the_right_answer():
     taskset = InstructionFollowing(train_size=60, test_size=10, limits=LIMITS)
     for task in taskset.tasks("train"):
-        answer, (turn,) = task.data["answer"], task.data["turns"]
-        followed = follow_in_worker(task.data["gold"], turn["instructions"])
-        assert followed == {str(index): 1 for index in range(len(turn["instructions"]))}
-        assert answer in task.data["gold"]
+        answer, (turn,) = task.data.answer, task.data.turns
+        followed = follow_in_worker(task.data.gold, turn.instructions)
+        assert followed == {str(index): 1 for index in range(len(turn.instructions))}
+        assert answer in task.data.gold
         assert answer in CAPITALS.values()
 
 

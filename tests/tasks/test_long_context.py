@@ -9,14 +9,14 @@ import pytest
 from tests.cpu_time import cpu_seconds_below
 from whet.base.errors import DataError
 from whet.core.types import Task
-from whet.tasks.long_context import NAMES, LongContext
+from whet.tasks.long_context import NAMES, Items, LongContext
 
 TASKS = LongContext(train_size=1, test_size=0)
 TEXT = " ".join(f"word{n}" for n in range(200))
 
 
 def grade(answer, *known, taskset=TASKS, text=TEXT):
-    task = Task("x", [{"role": "user", "content": text}], {"answer": list(known)})
+    task = Task("x", [{"role": "user", "content": text}], Items(list(known)))
     return asyncio.run(taskset.grade(task, answer))
 
 
@@ -94,8 +94,8 @@ def solve(task):
 def test_the_answer_equals_that_of_a_simple_parser(kind, items):
     taskset = LongContext(kinds=(kind,), items=items, train_size=60, test_size=20)
     for task in taskset.tasks("train"):
-        assert set(task.data["answer"]) == solve(task)
-        assert len(task.data["answer"]) == len(set(task.data["answer"])) > 0
+        assert set(task.data.answer) == solve(task)
+        assert len(task.data.answer) == len(set(task.data.answer)) > 0
         text = task.prompt[-1]["content"].split("\n\n")[0]
         assert all(text.count(fact) == 1 for fact in re.findall(r"[^.]+ leads to \w+\.", text))
 
@@ -119,7 +119,7 @@ def test_rows_of_graphwalks_and_ruler_are_read(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     taskset = LongContext(path=str(path), test_size=0)
-    assert [task.data["answer"] for task in taskset.tasks("train")] == [["a", "b"]] * 3
+    assert [task.data.answer for task in taskset.tasks("train")] == [["a", "b"]] * 3
     path.write_text('{"answer": "a"}')
     with pytest.raises(DataError, match=r"rows.jsonl:1: field 'prompt' is missing"):
         taskset.model_copy().read(str(path))

@@ -168,11 +168,11 @@ def test_options_are_shuffled_unless_they_refer_to_each_other(tmp_path):
     rows = [{"question": f"{n}?", "options": ["w", "x", "y", "right"], "answer": 3} for n in range(200)]
     taskset = MultipleChoice(path=write(tmp_path / "rows.jsonl", *rows), test_size=0, shuffle=True)
     tasks = taskset.tasks("train")
-    assert all(task.data["options"][task.data["answer"]] == "right" for task in tasks)
-    assert set(Counter(task.data["answer"] for task in tasks)) == set("ABCD")
+    assert all(task.data.options[task.data.answer] == "right" for task in tasks)
+    assert set(Counter(task.data.answer for task in tasks)) == set("ABCD")
     assert all(grade(taskset, task, taskset.gold(task))["reward"] == 1 for task in tasks)
     fixed = {"question": "?", "options": ["x", "y", "Both A and B", "none of these"], "answer": "C"}
-    assert one_task(tmp_path, fixed, shuffle=True).data["answer"] == "C"
+    assert one_task(tmp_path, fixed, shuffle=True).data.answer == "C"
 
 
 def test_rows_of_gym_keep_their_prompt_and_their_way_of_grading(tmp_path):
@@ -192,8 +192,8 @@ def test_rows_of_gym_keep_their_prompt_and_their_way_of_grading(tmp_path):
         task = one_task(tmp_path, {**row, "options": row["options"][:2], **more})
         assert [message["role"] for message in task.prompt] == ["system", "user"]
         assert text_of(task.prompt[1]["content"]) == "Which?"
-        assert task.data["mode"] == mode
-        assert task.data["answer"] == "B"
+        assert task.data.mode == mode
+        assert task.data.answer == "B"
     with pytest.raises(DataError, match="not a regular expression"):
         one_task(tmp_path, {**row, "template_metadata": {"output_regex": "("}})
 
@@ -219,7 +219,7 @@ def test_rows_with_a_missing_option_are_dropped(tmp_path):
     path = tmp_path / "rows.jsonl"
     missing = '{"question": "1?", "options": [NaN, "y"], "answer": "B"}'
     path.write_text(f'{missing}\n{{"question": "2?", "options": ["x", "y"], "answer": 1}}')
-    assert [task.data["answer"] for task in MultipleChoice(path=str(path), test_size=0).tasks("train")] == ["B"]
+    assert [task.data.answer for task in MultipleChoice(path=str(path), test_size=0).tasks("train")] == ["B"]
 
 
 def test_generated_questions_have_one_right_answer_and_no_letter_is_favoured():
@@ -228,7 +228,7 @@ def test_generated_questions_have_one_right_answer_and_no_letter_is_favoured():
     assert len(tasks) == 2000
     assert not {taskset.key(task) for task in tasks} & {taskset.key(task) for task in taskset.tasks("test")}
     assert tasks[:50] == MultipleChoice().tasks("train")[:50] != MultipleChoice(seed=1).tasks("train")[:50]
-    for letter, count in Counter(task.data["answer"] for task in tasks).items():
+    for letter, count in Counter(task.data.answer for task in tasks).items():
         assert letter in "ABCD"
         assert 400 < count < 600
     assert all(grade(taskset, task, taskset.gold(task))["reward"] == 1 for task in tasks[:50])

@@ -21,8 +21,8 @@ from whet.tools.tool import ToolError, tools_of
 
 OFFICE = OfficeTasks(offices=4, train_size=120, test_size=20)
 TASKS = OFFICE.tasks("train")
-QUIET = next(task for task in TASKS if not task.data["calls"])
-BUSY = next(task for task in TASKS if len(task.data["calls"]) > 1)
+QUIET = next(task for task in TASKS if not task.data.calls)
+BUSY = next(task for task in TASKS if len(task.data.calls) > 1)
 
 
 def earned(task: Task, *calls: tuple[str, dict[str, Any]]) -> float:
@@ -40,7 +40,7 @@ def test_the_tools_equal_the_tools_of_workbench() -> None:
 
 
 def test_doing_nothing_earns_nothing_also_where_nothing_is_to_be_done() -> None:
-    (table,) = QUIET.data["tables"]
+    (table,) = QUIET.data.tables
     assert earned(QUIET) == 0
     assert earned(QUIET, ("company_directory_find_email_address", {"name": "nia"})) == 0  # not the table in question
     other = "calendar_search_events" if table != "calendar" else "email_search_emails"
@@ -55,11 +55,11 @@ def test_a_failed_read_does_not_count_as_reading() -> None:
         "project_management": ("project_management_get_task_information_by_id", {"task_id": "x", "field": "board"}),
         "customer_relationship_manager": ("customer_relationship_manager_search_customers", {"unknown": "x"}),
     }
-    assert earned(QUIET, reads[QUIET.data["tables"][0]]) == 0
+    assert earned(QUIET, reads[QUIET.data.tables[0]]) == 0
 
 
 def test_the_order_of_calls_does_not_count_but_each_call_does() -> None:
-    calls = [tuple(call) for call in BUSY.data["calls"]]
+    calls = [tuple(call) for call in BUSY.data.calls]
     assert earned(BUSY, *calls) == earned(BUSY, *reversed(calls)) == 1
     assert earned(BUSY, *calls[1:]) == 0
     assert earned(BUSY, *calls, ("email_send_email", {"recipient": "a@b.c", "subject": "x", "body": "y"})) == 0
@@ -169,7 +169,7 @@ def published(folder: Path, answer: str) -> Path:
 def test_files_of_workbench_load(tmp_path: Path) -> None:
     tasks = OfficeTasks(path=str(published(tmp_path, "['email.delete_email.func(email_id=\"1\")']")), test_size=0)
     (task,) = tasks.tasks("train")
-    assert task.data["calls"] == [("email_delete_email", {"email_id": "1"})]
+    assert task.data.calls == [("email_delete_email", {"email_id": "1"})]
     assert played(tasks, task, tasks.gold(task))[-1].reward == 1
     assert played(tasks, task, "Done.")[-1].reward == 0
 
@@ -185,7 +185,7 @@ def with_domains(folder: Path, answer: str, domains: str) -> OfficeTasks:
 def test_requests_about_several_tables_are_read_and_doing_nothing_can_be_right(tmp_path: Path) -> None:
     tasks = with_domains(tmp_path, "[]", "['crm', 'calendar']")
     (task,) = tasks.tasks("train")
-    assert task.data["tables"] == ["customer_relationship_manager", "calendar"]
+    assert task.data.tables == ["customer_relationship_manager", "calendar"]
     assert played(tasks, task, tasks.gold(task))[-1].reward == 1
     for look, reward in (("calendar_search_events", 1), ("email_search_emails", 0)):
         assert played(tasks, task, solution((look, {}), answer="Done."))[-1].reward == reward
@@ -229,5 +229,5 @@ def test_the_right_calls_of_workbench_score_1() -> None:
     assert wrong(graded) == []
     assert sum(one.kind == "gold" for one in graded) == len(tasks.tasks("train")) + len(tasks.tasks("test"))
     for task in tasks.tasks("train"):
-        if not task.data["calls"]:
+        if not task.data.calls:
             assert played(tasks, task, "There is nothing to do.")[-1].reward == 0

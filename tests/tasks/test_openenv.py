@@ -130,9 +130,9 @@ def test_a_server_that_never_answers_has_a_deadline() -> None:
 
 
 def test_seeds_are_the_same_in_every_run_and_not_shared_between_splits() -> None:
-    seeds = [{task.data["seed"] for task in OpenEnv(url="ws://h").tasks(split)} for split in ("train", "test")]
+    seeds = [{task.data.seed for task in OpenEnv(url="ws://h").tasks(split)} for split in ("train", "test")]
     assert not seeds[0] & seeds[1]
-    assert seeds[0] == {task.data["seed"] for task in OpenEnv(url="ws://h/ws").tasks("train")}
+    assert seeds[0] == {task.data.seed for task in OpenEnv(url="ws://h/ws").tasks("train")}
 
 
 @pytest.fixture(scope="module")

@@ -54,11 +54,11 @@ def test_a_picture_shows_as_many_shapes_as_the_answer_says(size: int):
         assert image.size == (size, size)
         areas = painted(image)
         asked = next(name for name in SHAPES if name in task.prompt[0]["content"][1]["text"])
-        count = int(task.data["answer"])
+        count = int(task.data.answer)
         assert count <= len(areas) <= count + 2, "no shape touches another or is lost"
         if size == 64:  # large enough to tell shapes apart by their area
             assert sum(shape_of(area) == asked for area in areas) == count
-    assert len({task.data["answer"] for task in tasks}) == 4
+    assert len({task.data.answer for task in tasks}) == 4
 
 
 @pytest.mark.parametrize("digits", [1, 2, 4])
@@ -67,7 +67,7 @@ def test_a_number_is_written_in_full(digits: int):
     for task in tasks:
         places = set().union(*painted(picture(task)))
         width, height = (max(values) - min(values) + 1 for values in zip(*places, strict=True))
-        assert len(task.data["answer"]) == digits
+        assert len(task.data.answer) == digits
         assert height >= 10
         assert width >= 8 * (digits - 1) + 2, "a digit is lost"
 
@@ -79,8 +79,8 @@ def test_pictures_depend_on_the_seed_alone_and_no_test_picture_is_trained_on():
     assert train == Pictures(train_size=40, test_size=10).tasks("train")
     assert train != Pictures(train_size=40, test_size=10, seed=1).tasks("train")
     assert len({task.uid for task in [*train, *test]}) == 50
-    assert all(json.loads(json.dumps(task.data)) == task.data for task in train)
-    assert {task.data["kind"] for task in train} == {"count", "digits"}
+    assert all(json.loads(json.dumps(task.columns)) == task.columns for task in train)
+    assert {task.data.kind for task in train} == {"count", "digits"}
 
 
 @pytest.mark.parametrize("settings", [{}, {"kinds": ("count",)}, {"kinds": ("digits",), "digits": 1}])
@@ -92,7 +92,7 @@ def test_every_case_earns_its_expected_reward(settings):
 
 def test_a_constant_is_right_as_often_as_chance():
     tasks = Pictures(kinds=("count",), train_size=2000, test_size=0).tasks("train")
-    counts = Counter(task.data["answer"] for task in tasks)
+    counts = Counter(task.data.answer for task in tasks)
     assert set(counts) == {"1", "2", "3", "4"}
     assert max(counts.values()) < 0.3 * len(tasks)
 

@@ -42,7 +42,7 @@ def test_gold_commands_earn_1_and_answers_to_other_tasks_or_silence_earn_0(kind:
 
 def test_the_work_is_not_done_at_the_start() -> None:
     tasks = ShellTasks(train_size=300, test_size=50)
-    assert all(task.data["before"] != task.data["after"] for task in [*tasks.tasks("train"), *tasks.tasks("test")])
+    assert all(task.data.before != task.data.after for task in [*tasks.tasks("train"), *tasks.tasks("test")])
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_hostile_command_is_named_to_the_policy_and_the_task_can_still_be_done
     counting: ShellTasks, what: str
 ) -> None:
     task, (command, shown) = counting.tasks("train")[0], HOSTILE[what]
-    clean = "rm -f full; " + task.data["command"]
+    clean = "rm -f full; " + task.data.command
     step = played(counting, task, ("bash", {"command": command}), ("bash", {"command": clean}))
     assert shown in results(step)[0]
     assert step.reward == 1.0
@@ -89,15 +89,15 @@ CHEATS = {
 @pytest.mark.parametrize("what", CHEATS)
 def test_cheats_earn_nothing(counting: ShellTasks, what: str) -> None:
     for task in counting.tasks("train")[:2]:
-        (made,) = set(task.data["after"]) - set(task.data["before"])
-        command = CHEATS[what].format(command=task.data["command"], made=made)
+        (made,) = set(task.data.after) - set(task.data.before)
+        command = CHEATS[what].format(command=task.data.command, made=made)
         assert played(counting, task, ("bash", {"command": command})).reward == 0.0, command
 
 
 def test_the_editor_views_creates_and_replaces() -> None:
     tasks = ShellTasks(**SMALL, kinds=("replace",), editor=True)
     task = tasks.tasks("train")[0]
-    ((path, text),) = task.data["before"].items()
+    ((path, text),) = task.data.before.items()
     step = played(
         tasks,
         task,
@@ -105,7 +105,7 @@ def test_the_editor_views_creates_and_replaces() -> None:
         ("replace_in_file", {"path": path, "old": "not there", "new": "x"}),
         ("view_file", {"path": "absent"}),
         ("replace_in_file", {"path": path, "old": text, "new": "everything"}),
-        ("create_file", {"path": path, "content": task.data["after"][path]}),
+        ("create_file", {"path": path, "content": task.data.after[path]}),
     )
     assert step.reward == 1.0
     first, nowhere, absent, replaced, created = results(step)

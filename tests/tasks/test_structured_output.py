@@ -198,8 +198,8 @@ def test_rows_of_gym_are_read_also_with_invalid_original_schemas(tmp_path):
         "schema_type": "csv",
     }
     _, tasks = tasks_of(tmp_path, gym, content="filled")
-    assert tasks[0].data["format"] == "csv"
-    assert tasks[0].data["schema"]["required"] == list(FLAT["properties"])
+    assert tasks[0].data.format == "csv"
+    assert tasks[0].data.schema["required"] == list(FLAT["properties"])
     with pytest.raises(DataError, match=r"rows.jsonl:1: field 'expected' is missing.*content=filled"):
         tasks_of(tmp_path, gym)
     with pytest.raises(DataError, match="asks for a tool call"):
@@ -224,7 +224,7 @@ def test_a_row_that_cannot_be_graded_is_an_error_naming_its_line(tmp_path, chang
 def test_generated_facts_are_all_in_the_text_and_empty_values_earn_nothing():
     taskset = StructuredOutput(facts=3, train_size=50, test_size=10)
     for task in taskset.tasks("train"):
-        gold, schema = task.data["gold"], task.data["schema"]
+        gold, schema = task.data.gold, task.data.schema
         assert all(str(value) in task.prompt[-1]["content"] for value in gold.values())
         empty = json.dumps({name: "" if isinstance(value, str) else 0 for name, value in gold.items()})
         assert grade_in_worker(empty, "json", True, schema, schema, gold, "share") == {

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 
 from whet.base.errors import ConfigError
 from whet.config.component import import_path
@@ -36,7 +37,7 @@ def test_generated_tasks_depend_on_the_seed_alone_and_no_test_task_is_trained_on
     assert (len(train), len(test)) == (40, 10)
     assert not {taskset.key(task) for task in train} & {taskset.key(task) for task in test}
     assert train == made(name).tasks("train") != made(name, seed=1).tasks("train")
-    assert all(json.loads(json.dumps(task.data)) == task.data for task in train)
+    assert all(json.loads(json.dumps(data := to_jsonable_python(task.columns))) == data for task in train)
     assert len({task.uid for task in [*train, *test]}) == 50
 
 

@@ -100,7 +100,7 @@ def test_rows_of_bfcl_keep_their_turns_and_their_functions_become_schemas(tmp_pa
 
 def test_tools_that_do_not_fit_are_never_the_one_that_is_asked_for():
     for task in ToolHallucination(declare="unfit", train_size=300, test_size=50).tasks("train"):
-        name = task.data["tools"][0]["function"]["name"]
+        name = task.data.tools[0]["function"]["name"]
         assert ("weather" in task.prompt[-1]["content"]) <= (name != "get_weather")
 
 

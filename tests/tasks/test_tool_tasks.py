@@ -70,7 +70,7 @@ def test_tasks_are_seeded_distinct_and_apart(name: str) -> None:
     assert train == seeded(name).tasks("train")
     assert train != seeded(name, seed=1).tasks("train")
     assert (len(train), len(test)) == (40, 10)
-    keys = [json.dumps([task.prompt, task.data], sort_keys=True) for task in [*train, *test]]
+    keys = [json.dumps([task.prompt, task.columns], sort_keys=True) for task in [*train, *test]]
     assert len(set(keys)) == 50
     assert len({task.uid for task in [*train, *test]}) == 50
 
@@ -280,9 +280,9 @@ def test_a_puzzle_refuses_moves_that_can_not_be_made() -> None:
 def test_a_guess_that_comes_too_late_does_not_count() -> None:
     game = Guessing(highest=4, spare=0, train_size=2, test_size=0)
     task = game.tasks("train")[0]
-    number, wrong_one = task.data["number"], 1 if task.data["number"] != 1 else 2
+    number, wrong_one = task.data.number, 1 if task.data.number != 1 else 2
     late = solution(
-        *[("guess", {"number": wrong_one})] * task.data["guesses"], ("guess", {"number": number}), answer=str(number)
+        *[("guess", {"number": wrong_one})] * task.data.guesses, ("guess", {"number": number}), answer=str(number)
     )
     steps = played(game, task, late)
     assert steps[-2].messages[0]["content"] == "Error: no guess is left"
@@ -298,10 +298,10 @@ def test_traces_are_rows_with_the_tools_their_calls_and_their_results() -> None:
     (trajectory,) = groups["train"][0].trajectories
     call, answer = [renderer.parse_reply(span.tokens) for span in trajectory.spans if span.trained]
     task = traces.taskset.tasks("train")[0]
-    assert call["tool_calls"][0]["function"]["arguments"] == {"expression": task.data["term"]}
-    assert answer["content"] == task.data["answer"]
+    assert call["tool_calls"][0]["function"]["arguments"] == {"expression": task.data.term}
+    assert answer["content"] == task.data.answer
     given = renderer.decode([token for span in trajectory.spans if not span.trained for token in span.tokens])
-    assert f"<tool_response>\n{task.data['answer']}\n</tool_response>" in given
+    assert f"<tool_response>\n{task.data.answer}\n</tool_response>" in given
     assert '"name": "calculate"' in given
 
 

@@ -1,7 +1,8 @@
 """Games that are played by tool calls: guessing a hidden number, and a sliding puzzle."""
 
 import random
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import Field
 
@@ -21,7 +22,16 @@ _STEPS: dict[Direction, tuple[int, int]] = {  # direction of a tile -> rows and 
 _BACK: dict[Direction, Direction] = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 
-class Guessing(SeededToolTasks):
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A hidden number."""
+
+    number: int
+    highest: int  # possible number
+    guesses: int  # that are allowed
+
+
+class Guessing(SeededToolTasks[Hidden]):
     """Find a hidden number; each guess is answered with higher, lower or right. Solved by binary search."""
 
     highest: int = Field(default=10_000, ge=1)
@@ -29,20 +39,20 @@ class Guessing(SeededToolTasks):
     spare: int = Field(default=2, ge=0)
     """Guesses that are allowed in addition to a binary search."""
 
-    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    def draw(self, rng: random.Random) -> tuple[str, Hidden]:
         highest = rng.randint(max(1, self.highest // 2), self.highest)
         guesses = highest.bit_length() + self.spare
         question = f"I think of a number from 1 to {highest}. Guess it, at most {guesses} times; then say it."
-        return question, {"number": rng.randint(1, highest), "highest": highest, "guesses": guesses}
+        return question, Hidden(rng.randint(1, highest), highest, guesses)
 
-    def state(self, task: Task) -> "Game":
-        return Game(task.data["number"], task.data["guesses"])
+    def state(self, task: Task[Hidden]) -> "Game":
+        return Game(task.data.number, task.data.guesses)
 
-    def score(self, task: Task, state: "Game", answer: str) -> dict[str, float]:
+    def score(self, task: Task[Hidden], state: "Game", answer: str) -> dict[str, float]:
         return right_or_wrong(state._solved) | {"guesses": float(state._guesses)}
 
-    def gold(self, task: Task) -> Answer:
-        low, high, number, guessed = 1, task.data["highest"], task.data["number"], list[int]()
+    def gold(self, task: Task[Hidden]) -> Answer:
+        low, high, number, guessed = 1, task.data.highest, task.data.number, list[int]()
         while number not in guessed:
             guessed.append((low + high) // 2)
             low, high = (guessed[-1] + 1, high) if guessed[-1] < number else (low, guessed[-1] - 1)
@@ -68,7 +78,15 @@ class Game:
         return "right" if number == self._number else "higher" if number < self._number else "lower"
 
 
-class SlidingPuzzle(SeededToolTasks):
+@dataclass(frozen=True, slots=True)
+class Shuffled:
+    """A shuffled board."""
+
+    tiles: list[int]  # row by row; 0 is the gap
+    moves: list[Direction]  # that put the tiles in order
+
+
+class SlidingPuzzle(SeededToolTasks[Shuffled]):
     """Put the tiles in order. Solved by undoing the moves that shuffled the board, or by other moves."""
 
     size: int = Field(default=3, ge=2, le=8)
@@ -77,7 +95,7 @@ class SlidingPuzzle(SeededToolTasks):
     """Number of random moves that shuffle the board."""
     limits: ToolLimits = ToolLimits(max_calls=60)
 
-    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    def draw(self, rng: random.Random) -> tuple[str, Shuffled]:
         board, moves = Board([*range(1, self.size**2), 0], self.size), list[Direction]()
         while len(moves) < self.moves:
             direction = rng.choice(list(_STEPS))
@@ -85,18 +103,16 @@ class SlidingPuzzle(SeededToolTasks):
                 board.move(direction)
                 moves.append(direction)
         question = f"Put the tiles in order, the gap (0) last:\n{board}\nWhen it is solved, say so."
-        return question, {"tiles": board._tiles, "moves": [_BACK[direction] for direction in reversed(moves)]}
+        return question, Shuffled(board._tiles, [_BACK[direction] for direction in reversed(moves)])
 
-    def state(self, task: Task) -> "Board":
-        return Board(list(task.data["tiles"]), self.size)
+    def state(self, task: Task[Shuffled]) -> "Board":
+        return Board(list(task.data.tiles), self.size)
 
-    def score(self, task: Task, state: "Board", answer: str) -> dict[str, float]:
+    def score(self, task: Task[Shuffled], state: "Board", answer: str) -> dict[str, float]:
         return right_or_wrong(state._solved)
 
-    def gold(self, task: Task) -> Answer:
-        return solution(
-            *(("move", {"direction": direction}) for direction in task.data["moves"]), answer="It is solved."
-        )
+    def gold(self, task: Task[Shuffled]) -> Answer:
+        return solution(*(("move", {"direction": direction}) for direction in task.data.moves), answer="It is solved.")
 
 
 class Board:

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field
@@ -90,7 +91,14 @@ class LongContextRow(GymRow):
     )
 
 
-class LongContext(SourcedTasks):
+@dataclass(frozen=True, slots=True)
+class Items:
+    """The items of the right answer."""
+
+    answer: list[str]
+
+
+class LongContext(SourcedTasks[Items]):
     """Questions about facts in a long text. The last line of an answer is ``Final Answer: [first, second]``."""
 
     name: ClassVar[str] = "long_context"
@@ -108,11 +116,11 @@ class LongContext(SourcedTasks):
     max_copied: float = Field(default=0.25, ge=0, le=1)
     """An answer earns nothing if it copies more than this share of the text and more than 40 words."""
 
-    def read(self, path: str) -> list[Task]:
+    def read(self, path: str) -> list[Task[Items]]:
         rows = read_rows(path, LongContextRow, self.columns)
-        return [Task("", row.shown(self.system), {"answer": row.answer}) for row in rows]
+        return [Task("", row.shown(self.system), Items(row.answer)) for row in rows]
 
-    def draw(self, rng: random.Random) -> Task:
+    def draw(self, rng: random.Random) -> Task[Items]:
         facts, question, answer = KINDS[rng.choice(self.kinds)](rng, self.items)
         missing = self.words - sum(len(fact.split()) for fact in facts)
         fillers = list[str]()
@@ -123,14 +131,14 @@ class LongContext(SourcedTasks):
         places = set(rng.sample(range(len(facts) + len(fillers)), len(facts)))
         text = " ".join(next(order) if place in places else fillers.pop() for place in range(len(facts) + len(fillers)))
         form = "End with a line of this form, with the items in brackets: Final Answer: [first, second]"
-        return Task("", self.ask(f"{text}\n\n{question}\n{form}"), {"answer": answer})
+        return Task("", self.ask(f"{text}\n\n{question}\n{form}"), Items(answer))
 
-    def gold(self, task: Task) -> str:
-        return f"Final Answer: [{', '.join(task.data['answer'])}]"
+    def gold(self, task: Task[Items]) -> str:
+        return f"Final Answer: [{', '.join(task.data.answer)}]"
 
-    def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
+    def answers(self, task: Task[Items]) -> Iterator[tuple[Kind, str, str, float]]:
         gold, text = self.gold(task), text_of(task.prompt[-1]["content"])
-        every = ", ".join(sorted(set(re.findall(r"\w+", text)), key=lambda word: word not in task.data["answer"]))
+        every = ", ".join(sorted(set(re.findall(r"\w+", text)), key=lambda word: word not in task.data.answer))
         yield "good", "the items", gold, 1.0
         yield "good", "after a thought", f"Let me see.\n{gold}", 1.0
         yield "boundary", "nothing", "", 0.0
@@ -141,13 +149,13 @@ class LongContext(SourcedTasks):
         if len(text.split()) > 60:
             yield "adversarial", "the whole text first", f"{text}\n{gold}", 0.0
 
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+    async def grade(self, task: Task[Items], answer: str) -> dict[str, float]:
         *before, last = answer.strip().split("\n")
         match = _LAST_LINE.fullmatch(last[:100_000])
         if match is None:
             return {"reward": 0.0, "correct": 0.0, "format": 0.0}
         items = [item.strip().strip("\"'*`").casefold() for item in match[1].split(",") if item.strip()]
-        given, right = set(items), {item.strip().casefold() for item in task.data["answer"]}
+        given, right = set(items), {item.strip().casefold() for item in task.data.answer}
         hits = len(given & right)
         f1 = 2 * hits / (len(given) + len(right)) if given or right else 1.0
         copied = self._copied("\n".join(before), task)
@@ -156,7 +164,7 @@ class LongContext(SourcedTasks):
         reward = correct if self.score == "exact" else f1 * acceptable
         return {"reward": float(reward), "correct": correct, "format": 1.0, "copied": float(copied)}
 
-    def _copied(self, before: str, task: Task) -> bool:
+    def _copied(self, before: str, task: Task[Items]) -> bool:
         """Return whether the part of the answer before its last line copies too much of the text."""
         text, words = (_words(message) for message in (text_of(task.prompt[-1]["content"]), before))
         if len(words) <= 40:

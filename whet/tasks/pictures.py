@@ -9,6 +9,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
@@ -56,7 +57,15 @@ SHAPES: dict[str, Callable[["ImageDraw", Place, str], None]] = {
 }
 
 
-class Pictures(DrawnTasks):
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The answer that a picture shows, and the kind of its question."""
+
+    answer: str
+    kind: About
+
+
+class Pictures(DrawnTasks[Seen]):
     """Pictures of shapes to count and of numbers to read, for models with a vision tower."""
 
     kinds: tuple[About, ...] = Field(default=("count", "digits"), min_length=1)
@@ -82,48 +91,48 @@ class Pictures(DrawnTasks):
         """Return the number of cells in a row; each holds at most one shape."""
         return math.ceil(math.sqrt(self.most + self.others))
 
-    def splits(self) -> dict[Split, list[Task]]:
+    def splits(self) -> dict[Split, list[Task[Seen]]]:
         with extra("images", "data.type=pictures"):
             import PIL.ImageDraw  # noqa: F401
         drawn = draw_splits("pictures", self.seed, self.sizes, self.draw, self.key, "size, most, others or digits")
         return {
-            split: [Task(f"pictures/{split}/{number}", task.prompt, task.data) for number, task in tasks]
+            split: [replace(task, uid=f"pictures/{split}/{number}") for number, task in tasks]
             for split, tasks in drawn.items()
         }
 
-    def draw(self, rng: random.Random) -> Task:
+    def draw(self, rng: random.Random) -> Task[Seen]:
         """Return a generated task."""
         kind = rng.choice(self.kinds)
         question, answer, url = self._shapes(rng) if kind == "count" else self._number(rng)
         asked = f"{question} {_FORM}"
         content: list[Part] = [{"type": "image", "url": url}, {"type": "text", "text": asked}]
-        return Task("", [{"role": "user", "content": content}], {"answer": str(answer), "kind": kind})
+        return Task("", [{"role": "user", "content": content}], Seen(str(answer), kind))
 
-    def key(self, task: Task) -> int:
+    def key(self, task: Task[Seen]) -> int:
         """Return a number that is equal for two tasks with the same question and picture."""
         words = [words_of(message["content"]) for message in task.prompt]
         return question_key("\n".join([*words, *map(fingerprint, image_urls(task.prompt))]))
 
-    def gold(self, task: Task) -> str:
-        return str(task.data["answer"])
+    def gold(self, task: Task[Seen]) -> str:
+        return task.data.answer
 
-    def stated(self, task: Task, answer: str) -> str | None:
+    def stated(self, task: Task[Seen], answer: str) -> str | None:
         """Return the number in the last line of an answer, if it is the only word there."""
         lines = [line for line in answer[-1000:].splitlines() if line.strip()]
         match = _NUMBER.fullmatch(lines[-1]) if lines else None
         return match[1] if match else None
 
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+    async def grade(self, task: Task[Seen], answer: str) -> dict[str, float]:
         stated = self.stated(task, answer)
-        correct = float(stated == task.data["answer"])
+        correct = float(stated == task.data.answer)
         return {"reward": correct, "correct": correct, "format": float(stated is not None)}
 
     def cases(self) -> Sequence[Case]:
         tasks = self.tasks("train")
-        first = {task.data["kind"]: task for task in reversed(tasks)}
+        first = {task.data.kind: task for task in reversed(tasks)}
         return [case for task in first.values() for case in self._cases_of(task, tasks)]
 
-    def _cases_of(self, task: Task, tasks: Sequence[Task]) -> Iterator[Case]:
+    def _cases_of(self, task: Task[Seen], tasks: Sequence[Task[Seen]]) -> Iterator[Case]:
         gold = self.gold(task)
         wrong = str(int(gold) + 1)
         answers: list[tuple[Kind, str, str, float]] = [

@@ -8,7 +8,8 @@ wins: reward 1, and 0 for the other. A reply that is not a legal move, written a
 import random
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,7 +24,18 @@ Opponent = Literal["self", "random", "perfect"]
 _SEATS = ("first", "second")
 
 
-class Nim(TaskSet):
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """The beginning of a game."""
+
+    stones: int
+    most: int  # stones that a move takes
+    opponent: Opponent
+    seat: str  # of the policy, first or second
+    seed: int  # of the opponent's moves
+
+
+class Nim(TaskSet[Heap]):
     """Games of Nim. Every test game is against a fixed opponent, from a position that the policy's seat can win."""
 
     stones: int = Field(default=7, ge=2, le=1000)
@@ -42,23 +54,23 @@ class Nim(TaskSet):
             raise ValueError(f"stones must be above most + 1 = {self.most + 1}, or games end at once")
         return self
 
-    def tasks(self, split: str) -> Sequence[Task]:
+    def tasks(self, split: str) -> Sequence[Task[Heap]]:
         if checked_split(split) == "test":
             return [*self._against("random", split), *self._against("perfect", split)]
         if self.opponent != "self":
             return self._against(self.opponent, split)
         return [self._task(f"nim/train/{heap}", heap, "self", "first", 0) for heap in range(1, self.stones + 1)]
 
-    def make(self, task: Task) -> "NimGame":
+    def make(self, task: Task[Heap]) -> "NimGame":
         return NimGame(task)
 
-    def gold(self, task: Task) -> Answer | None:
+    def gold(self, task: Task[Heap]) -> Answer | None:
         """Return the moves that win against the perfect opponent, which are the only ones; None for other opponents,
         whose mistakes allow other moves."""
-        data: dict[str, Any] = task.data
-        if data["opponent"] != "perfect":
+        heap = task.data
+        if heap.opponent != "perfect":
             return None
-        left, most, ours, moves = data["stones"], data["most"], data["seat"] == "first", list[Message]()
+        left, most, ours, moves = heap.stones, heap.most, heap.seat == "first", list[Message]()
         while left:
             taken = perfect_move(left, most)
             if ours:
@@ -90,7 +102,7 @@ class Nim(TaskSet):
             Case("the question again", task, question_of(task), 0.0, "adversarial"),
         ]
 
-    def _against(self, opponent: Opponent, split: str) -> list[Task]:
+    def _against(self, opponent: Opponent, split: str) -> list[Task[Heap]]:
         return [
             self._task(f"nim/{split}/{opponent}/{heap}/{game}", heap, opponent, self._winning_seat(heap), game)
             for heap in range(self.most + 1, self.stones + 1)
@@ -100,21 +112,21 @@ class Nim(TaskSet):
     def _winning_seat(self, heap: int) -> str:
         return _SEATS[heap % (self.most + 1) == 0]
 
-    def _task(self, uid: str, heap: int, opponent: Opponent, seat: str, game: int) -> Task:
+    def _task(self, uid: str, heap: int, opponent: Opponent, seat: str, game: int) -> Task[Heap]:
         seed = derive_seed(self.seed, uid, game)
-        data = {"stones": heap, "most": self.most, "opponent": opponent, "seat": seat, "seed": seed}
-        return Task(uid, [{"role": "user", "content": rules(heap, self.most)}], data)
+        prompt: list[Message] = [{"role": "user", "content": rules(heap, self.most)}]
+        return Task(uid, prompt, Heap(heap, self.most, opponent, seat, seed))
 
 
 class NimGame(Environment):
     """One game. The roles ``first`` and ``second`` are the policy's in self-play; otherwise it has one seat."""
 
-    def __init__(self, task: Task) -> None:
-        data: dict[str, Any] = task.data
-        self.left, self.most, self.opponent = data["stones"], data["most"], data["opponent"]
-        self.seat: str = data["seat"]  # the seat that moves next
+    def __init__(self, task: Task[Heap]) -> None:
+        heap = task.data
+        self.left, self.most, self.opponent = heap.stones, heap.most, heap.opponent
+        self.seat = heap.seat  # the seat that moves next
         self.both, self.moved = self.opponent == "self", set[str]()
-        self.dice = random.Random(data["seed"])
+        self.dice = random.Random(heap.seed)
 
     async def start(self) -> Observation:
         prompt = rules(self.left, self.most)

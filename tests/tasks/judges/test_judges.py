@@ -18,7 +18,7 @@ from whet.core.types import Group, Message, Status, Task
 from whet.tasks.episodes import play
 from whet.tasks.games import Guessing
 from whet.tasks.isolated import IsolatedEnvironments
-from whet.tasks.judges.comparison import read_comparison
+from whet.tasks.judges.comparison import Comparison, read_comparison
 from whet.tasks.judges.genrm import ComparedEnvironments, GenRM
 from whet.tasks.judges.genrm_training import GenRMTraining
 from whet.tasks.judges.judge import Judge, JudgeClient, JudgeError
@@ -275,8 +275,8 @@ def test_the_training_set_poses_both_orders_and_pays_for_nearness(tmp_path: Any)
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
     first, second = GenRMTraining(path=str(path), test_size=0).tasks("train")
-    assert first.data["gold"] == {"score_1": 4, "score_2": 2, "ranking": 2}
-    assert second.data["gold"] == {"score_1": 2, "score_2": 4, "ranking": 5}
+    assert first.data.gold == Comparison(4, 2, 2)
+    assert second.data.gold == Comparison(2, 4, 5)
 
     def reward(task: Task, answer: str) -> float:
         return asyncio.run(GenRMTraining().grade(task, answer))["reward"]

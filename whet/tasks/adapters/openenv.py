@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -33,7 +34,14 @@ class InvalidAction(Exception):
     """The server rejects an action, which is the model's fault."""
 
 
-class OpenEnv(DrawnTasks):
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """The seed of an episode's reset."""
+
+    seed: int
+
+
+class OpenEnv(DrawnTasks[Seed]):
     """Episodes of one server; a task is a seed of its ``reset``."""
 
     url: str
@@ -62,21 +70,21 @@ class OpenEnv(DrawnTasks):
             raise ValueError("must begin with ws:// or wss://")
         return url if url.rstrip("/").endswith("/ws") else f"{url.rstrip('/')}/ws"
 
-    def splits(self) -> dict[Split, list[Task]]:
+    def splits(self) -> dict[Split, list[Task[Seed]]]:
         return {split: [self._task(split, number) for number in range(size)] for split, size in self.sizes.items()}
 
-    def _task(self, split: Split, number: int) -> Task:
+    def _task(self, split: Split, number: int) -> Task[Seed]:
         seed = derive_seed(self.seed, "openenv", split, number) % 2**31
-        return Task(f"openenv/{split}/{number}", messages(self.system, self.prompt), {"seed": seed})
+        return Task(f"openenv/{split}/{number}", messages(self.system, self.prompt), Seed(seed))
 
-    def make(self, task: Task) -> Environment:
+    def make(self, task: Task[Seed]) -> Environment:
         return OpenEnvEpisode(self, task)
 
 
 class OpenEnvEpisode(Environment):
     """An episode: one session of the server."""
 
-    def __init__(self, settings: OpenEnv, task: Task) -> None:
+    def __init__(self, settings: OpenEnv, task: Task[Seed]) -> None:
         self.settings, self.task, self.steps = settings, task, 0
         self.connection: ClientConnection | None = None
 
@@ -88,7 +96,7 @@ class OpenEnvEpisode(Environment):
             )
         except (OSError, WebSocketException) as problem:
             raise OpenEnvError(f"{self.settings.url} does not answer: {problem}") from None
-        shown = await self._ask("reset", self.settings.reset | {"seed": self.task.data["seed"]})
+        shown = await self._ask("reset", self.settings.reset | {"seed": self.task.data.seed})
         asked = self.settings.prompt.replace("{observation}", self._text(shown))
         return Observation(messages(self.settings.system, asked))
 

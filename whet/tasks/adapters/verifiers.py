@@ -8,6 +8,7 @@ import inspect
 import json
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,14 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErr
 _raised: ContextVar[list[Exception]] = ContextVar("raised")  # errors of the reward functions of one rollout
 
 
-class Verifiers(SplitTasks):
+@dataclass(frozen=True, slots=True)
+class VerifiersRow:
+    """A row of the environment's data set."""
+
+    row: dict[str, Any]
+
+
+class Verifiers(SplitTasks[VerifiersRow]):
     """Tasks of an installed environment of verifiers."""
 
     environment: str
@@ -61,7 +69,7 @@ class Verifiers(SplitTasks):
         _record_errors(environment.rubric)
         return environment
 
-    def splits(self) -> dict[Split, list[Task]]:
+    def splits(self) -> dict[Split, list[Task[VerifiersRow]]]:
         name, loaded = f"verifiers/{self.environment}", self._loaded
         train = _read(loaded.build_dataset() or (), f"{name}/train")
         test = _read(loaded.build_eval_dataset() or (), f"{name}/test")
@@ -73,13 +81,13 @@ class Verifiers(SplitTasks):
         )
 
 
-class VerifiersEnvironments(Environments):
+class VerifiersEnvironments(Environments[VerifiersRow]):
     """Episodes of the environment."""
 
     def __init__(self, loaded: Any) -> None:
         self._loaded = loaded
 
-    def program_for(self, task: Task) -> "Rollout":
+    def program_for(self, task: Task[VerifiersRow]) -> "Rollout":
         return Rollout(self._loaded, task)
 
     async def close(self) -> None:
@@ -89,7 +97,7 @@ class VerifiersEnvironments(Environments):
 class Rollout(Program):
     """One episode of the environment."""
 
-    def __init__(self, loaded: Any, task: Task) -> None:
+    def __init__(self, loaded: Any, task: Task[VerifiersRow]) -> None:
         self.loaded, self.task = loaded, task
 
     async def run(self, address: Address) -> Step:
@@ -101,7 +109,7 @@ class Rollout(Program):
 
         client = AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, max_retries=0, timeout=3600)
         async with client:
-            state = await self.loaded.rollout(self.task.data["row"], OpenAIChatCompletionsClient(client), "whet", {})
+            state = await self.loaded.rollout(self.task.data.row, OpenAIChatCompletionsClient(client), "whet", {})
         if state.get("timed_out"):
             raise TimeoutError(f"{self.task.uid} took more than the environment's timeout_seconds")
         if state["error"] is not None and not isinstance(state["error"], ToolError):
@@ -135,9 +143,9 @@ def _record_errors(rubric: Any) -> None:
     rubric.funcs[:] = [recorded(function) for function in rubric.funcs]
 
 
-def _read(rows: Any, name: str) -> list[Task]:
+def _read(rows: Any, name: str) -> list[Task[VerifiersRow]]:
     given = [json.loads(json.dumps(dict(row), default=str)) for row in rows]
-    return [Task(f"{name}/{index}", _messages(row["prompt"]), {"row": row}) for index, row in enumerate(given)]
+    return [Task(f"{name}/{index}", _messages(row["prompt"]), VerifiersRow(row)) for index, row in enumerate(given)]
 
 
 def _messages(prompt: Any) -> list[Message]:

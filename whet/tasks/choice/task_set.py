@@ -4,7 +4,7 @@ import random
 import re
 import string
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
@@ -74,7 +74,18 @@ class Choice(GymRow):
         return self
 
 
-class MultipleChoice(SourcedTasks):
+@dataclass(frozen=True, slots=True)
+class Lettered:
+    """A question, its options by letter, and the right letter."""
+
+    question: str
+    options: dict[str, str]
+    answer: str
+    mode: Mode
+    pattern: str | None  # of the mode regex
+
+
+class MultipleChoice(SourcedTasks[Lettered]):
     """Questions with options, one of them right."""
 
     name: ClassVar[str] = "multiple_choice"
@@ -98,10 +109,10 @@ class MultipleChoice(SourcedTasks):
             raise ValueError("mode: regex needs a pattern, and a pattern needs mode: regex")
         return self
 
-    def key(self, task: Task) -> int:
-        return question_key("\n".join([task.data["question"], *sorted(task.data["options"].values())]))
+    def key(self, task: Task[Lettered]) -> int:
+        return question_key("\n".join([task.data.question, *sorted(task.data.options.values())]))
 
-    def read(self, path: str) -> list[Task]:
+    def read(self, path: str) -> list[Task[Lettered]]:
         rows = read_rows(path, Choice, self.columns, nan_is_null=True)
         whole = [row for row in rows if None not in row.options.values()]
         tally = Tally(f"{self.name} ({path})", len(rows))
@@ -109,7 +120,7 @@ class MultipleChoice(SourcedTasks):
         tally.report(len(whole))
         return [self._of(row) for row in whole]
 
-    def draw(self, rng: random.Random) -> Task:
+    def draw(self, rng: random.Random) -> Task[Lettered]:
         kind, *others = rng.sample(list(KINDS), self.choices)
         names = [rng.choice(KINDS[each].split()) for each in (kind, *others)]
         shown = rng.sample(names, len(names))
@@ -118,12 +129,12 @@ class MultipleChoice(SourcedTasks):
         right = string.ascii_uppercase[shown.index(names[0])]
         return self._task(f"Which of these is {article} {kind}?", letters, right, self.mode or "boxed", self.pattern)
 
-    def gold(self, task: Task) -> str | None:
+    def gold(self, task: Task[Lettered]) -> str | None:
         """Return a right answer; None with a pattern, because the texts that it matches are not known."""
-        return None if task.data["mode"] == "regex" else _marked(task.data["answer"], task.data["mode"])
+        return None if task.data.mode == "regex" else _marked(task.data.answer, task.data.mode)
 
-    def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
-        letters, right, mode = task.data["options"], task.data["answer"], task.data["mode"]
+    def answers(self, task: Task[Lettered]) -> Iterator[tuple[Kind, str, str, float]]:
+        letters, right, mode = task.data.options, task.data.answer, task.data.mode
         wrong = next(letter for letter in letters if letter != right)
         yield "boundary", "nothing", "", 0.0
         if mode == "regex":
@@ -136,28 +147,27 @@ class MultipleChoice(SourcedTasks):
         yield "adversarial", "all letters", _marked("/".join(letters), mode), 0.0
         yield "adversarial", "a word that begins so", _marked(f"{right}nyway", mode), 0.0
 
-    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+    def unearned(self, tasks: Sequence[Task[Lettered]]) -> Iterable[Case]:
         task = tasks[0]
-        wrong = next(other for other in task.data["options"] if other != task.data["answer"])
-        constant = _marked(wrong, task.data["mode"])
-        return () if task.data["mode"] == "regex" else unearned(task, self.gold(task), [constant])
+        wrong = next(other for other in task.data.options if other != task.data.answer)
+        constant = _marked(wrong, task.data.mode)
+        return () if task.data.mode == "regex" else unearned(task, self.gold(task), [constant])
 
-    def stated(self, task: Task, answer: str) -> str | None:
+    def stated(self, task: Task[Lettered], answer: str) -> str | None:
         try:
-            return chosen(answer, task.data["options"], task.data["mode"], task.data["pattern"])
+            return chosen(answer, task.data.options, task.data.mode, task.data.pattern)
         except TimeoutError:
             return None
 
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        data = task.data
+    async def grade(self, task: Task[Lettered], answer: str) -> dict[str, float]:
         try:
-            letter = chosen(answer, data["options"], data["mode"], data["pattern"])
+            letter = chosen(answer, task.data.options, task.data.mode, task.data.pattern)
         except TimeoutError:
             return {"reward": 0.0, "correct": 0.0, "format": 0.0, "grading_timeout": 1.0}
-        correct = float(letter == data["answer"])
+        correct = float(letter == task.data.answer)
         return {"reward": correct, "correct": correct, "format": float(letter is not None)}
 
-    def _of(self, row: Choice) -> Task:
+    def _of(self, row: Choice) -> Task[Lettered]:
         mode, pattern = self.mode, self.pattern
         if mode is None:
             pattern = (row.template_metadata or {}).get("output_regex")
@@ -178,11 +188,12 @@ class MultipleChoice(SourcedTasks):
         task = self._task(question, letters, answer, mode, pattern)
         return task if conversation is None else replace(task, prompt=conversation)
 
-    def _task(self, question: str, letters: dict[str, str], answer: str, mode: Mode, pattern: str | None) -> Task:
+    def _task(
+        self, question: str, letters: dict[str, str], answer: str, mode: Mode, pattern: str | None
+    ) -> Task[Lettered]:
         listed = "\n".join(f"{letter}: {text}" for letter, text in letters.items())
         asked = self.prompt.replace("{options}", listed).replace("{question}", question)
-        data = {"question": question, "options": letters, "answer": answer, "mode": mode, "pattern": pattern}
-        return Task("", self.ask(asked), data)
+        return Task("", self.ask(asked), Lettered(question, letters, answer, mode, pattern))
 
 
 def _marked(answer: str, mode: Mode) -> str:

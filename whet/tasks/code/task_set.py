@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -39,7 +39,16 @@ _DRAWN: tuple[tuple[str, str, str, Callable[[int, int], int]], ...] = (
 )
 
 
-class Code(SourcedTasks):
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """The tests of a program, and a program that passes them."""
+
+    tests: list[Test]
+    solution: str | None
+    preamble: str  # code before the program
+
+
+class Code(SourcedTasks[Tested]):
     """Tasks whose answers are Python programs."""
 
     name: ClassVar[str] = "code"
@@ -58,7 +67,7 @@ class Code(SourcedTasks):
     numbers: int = Field(default=1000, ge=10)
     """Largest number in a generated task."""
 
-    def read(self, path: str) -> list[Task]:
+    def read(self, path: str) -> list[Task[Tested]]:
         rows = read_rows(path, CodeRow, self.columns)
         for row in rows:
             self._check(row)
@@ -82,23 +91,23 @@ class Code(SourcedTasks):
                         "that contains it to data.limits.readable"
                     )
 
-    def draw(self, rng: random.Random) -> Task:
+    def draw(self, rng: random.Random) -> Task[Tested]:
         (what, name, body, compute), n = rng.choice(_DRAWN), rng.randint(2, self.numbers)
         inputs = [0, n, n + 1, *rng.sample(range(3 * self.numbers), 3)]
         question = f"Write a function `{name}(x)` that {what.format(n=n)}."
         solution = f"def {name}(x):\n    return {body.format(n=n)}"
         return self._task(question, [called(name, [x], compute(x, n)) for x in inputs], solution)
 
-    def _task(self, question: str, tests: list[Test], solution: str | None, preamble: str = "") -> Task:
+    def _task(self, question: str, tests: list[Test], solution: str | None, preamble: str = "") -> Task[Tested]:
         asked = self.ask(self.prompt.replace("{question}", question))
-        return Task("", asked, {"tests": tests, "solution": solution, "preamble": preamble})
+        return Task("", asked, Tested(tests, solution, preamble))
 
-    def gold(self, task: Task) -> str | None:
-        solution = task.data["solution"]
+    def gold(self, task: Task[Tested]) -> str | None:
+        solution = task.data.solution
         return None if solution is None else _fenced(solution)
 
-    def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
-        right = task.data["solution"]
+    def answers(self, task: Task[Tested]) -> Iterator[tuple[Kind, str, str, float]]:
+        right = task.data.solution
         yield "boundary", "nothing", "", 0.0
         yield "boundary", "an empty block", _fenced(""), 0.0
         yield "bad", "prose in a block", _fenced("the answer is 4"), 0.0
@@ -115,20 +124,20 @@ class Code(SourcedTasks):
         return CodeGrading(self)
 
 
-class CodeGrading(Environments):
+class CodeGrading(Environments[Tested]):
     """Runs the tests of an answer one after the other; the tests of several answers run in parallel."""
 
     def __init__(self, config: Code) -> None:
         self._config = config
         self._sandbox = Sandbox(config.limits, "none" if config.sandbox == "none" else None)
 
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+    async def grade(self, task: Task[Tested], answer: str) -> dict[str, float]:
         """Return the scores. Raises ``WhetError`` if the sandbox fails, which is not the fault of an answer."""
-        block, tests = program(answer), task.data["tests"]
+        block, tests = program(answer), task.data.tests
         if block is None:
             return {"reward": 0.0, "correct": 0.0, "format": 0.0, "passed": 0.0}
         future = "\n".join(_FUTURE.findall(block))
-        source = f"{future}\n{task.data['preamble']}\n{_FUTURE.sub('', block)}"
+        source = f"{future}\n{task.data.preamble}\n{_FUTURE.sub('', block)}"
         passed, late, cut = 0, False, False
         end = time.monotonic() + self._config.total_s
         for test in tests:

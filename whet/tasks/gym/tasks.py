@@ -3,7 +3,8 @@ the sampled tokens: seed the session, sample and call tools until a reply calls 
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
     import httpx
 
 
-class NemoGym(SourcedTasks):
+@dataclass(frozen=True, slots=True)
+class ServedRow:
+    """A row as the servers get it, and its place in the file."""
+
+    row: dict[str, Any]
+    where: str
+
+
+class NemoGym(SourcedTasks[ServedRow]):
     """Rows of NeMo Gym, and the servers that grade them."""
 
     name: ClassVar[str] = "nemo_gym"
@@ -51,26 +60,26 @@ class NemoGym(SourcedTasks):
             raise ValueError("give servers (name: URL), or the head server that lists them")
         return self
 
-    def read(self, path: str) -> list[Task]:
+    def read(self, path: str) -> list[Task[ServedRow]]:
         tasks = []
         for row in read_rows(path, GymRow, self.columns):
             if row.conversation is None:
                 raise DataError(f"{row.where}: field 'responses_create_params' is missing")
-            tasks.append(Task("", row.conversation, {"row": row.given, "where": row.where}))
+            tasks.append(Task("", row.conversation, ServedRow(row.given, row.where)))
         return tasks
 
-    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+    def unearned(self, tasks: Sequence[Task[ServedRow]]) -> Iterable[Case]:
         """Return no cases, because only the servers know what an answer earns."""
         return ()
 
-    def draw(self, rng: random.Random) -> Task:
+    def draw(self, rng: random.Random) -> Task[ServedRow]:
         raise ConfigError("data.path is missing: rows of NeMo Gym are read from a file")
 
     def open(self) -> "GymEnvironments":
         return GymEnvironments(self)
 
 
-class GymEnvironments(Environments):
+class GymEnvironments(Environments[ServedRow]):
     """The resources servers, and a client of them."""
 
     def __init__(self, tasks: NemoGym, transport: "httpx.AsyncBaseTransport | None" = None) -> None:
@@ -79,12 +88,12 @@ class GymEnvironments(Environments):
         self._http = HttpClient(tasks.deadline, MAX_BYTES, transport=transport)
         self._servers = dict(tasks.servers) or servers_of(tasks.head or "")
 
-    def make(self, task: Task) -> Environment:
+    def make(self, task: Task[ServedRow]) -> Environment:
         return GymEpisode(self.session(task), task, self.tasks)
 
-    def session(self, task: Task) -> GymSession:
+    def session(self, task: Task[ServedRow]) -> GymSession:
         """Return the session of an episode. Raises ``DataError`` for a row whose server is not listed."""
-        agent = (task.data["row"].get("agent_ref") or {}).get("name", "")
+        agent = (task.data.row.get("agent_ref") or {}).get("name", "")
         urls = list(self._servers.values())
         url = self._servers.get(agent) or (urls[0] if len(urls) == 1 else None)
         if url is None:  # mcqa_simple_agent is the agent of mcqa, and mcqa_v2_simple_agent of mcqa_v2 rather than mcqa
@@ -92,13 +101,13 @@ class GymEnvironments(Environments):
             url = self._servers[max(names_of, key=len)] if names_of else None
         if url is None:
             names = ", ".join(self._servers)
-            raise DataError(f"{task.data['where']}: no server for the agent {agent!r}; data.servers has: {names}")
+            raise DataError(f"{task.data.where}: no server for the agent {agent!r}; data.servers has: {names}")
         return GymSession(self._http, url, self.tasks.retries, task.uid)
 
-    async def score_group(self, task: Task, group: Group) -> None:
+    async def score_group(self, task: Task[ServedRow], group: Group) -> None:
         if not self.tasks.compare:
             return
-        row = task.data["row"]
+        row = task.data.row
         parameters, start = row["responses_create_params"], len(task.prompt)
         body = {
             "conversation_history": [
@@ -123,14 +132,14 @@ class GymEnvironments(Environments):
 class GymEpisode(Environment):
     """One episode on a resources server. Verification ends the server's session."""
 
-    def __init__(self, session: GymSession, task: Task, tasks: NemoGym) -> None:
+    def __init__(self, session: GymSession, task: Task[ServedRow], tasks: NemoGym) -> None:
         self.session, self.task, self.tasks = session, task, tasks
         self.conversation: list[Message] = []  # after the prompt
         self.steps = 0
 
     async def start(self) -> Observation:
-        await self.session.post("seed_session", self.task.data["row"])
-        tools = self.task.data["row"]["responses_create_params"].get("tools") or []
+        await self.session.post("seed_session", self.task.data.row)
+        tools = self.task.data.row["responses_create_params"].get("tools") or []
         return Observation(list(self.task.prompt), template_tools(tools))
 
     async def step(self, reply: Message) -> Step:
@@ -139,7 +148,7 @@ class GymEpisode(Environment):
             {**call, "id": f"{self.steps}_{number}"} for number, call in enumerate(reply.get("tool_calls", []))
         ]
         self.conversation.append({**reply, "tool_calls": calls} if calls else reply)
-        declared = {tool.get("name") for tool in self.task.data["row"]["responses_create_params"].get("tools") or []}
+        declared = {tool.get("name") for tool in self.task.data.row["responses_create_params"].get("tools") or []}
         results: list[Message] = []
         for call in calls:
             function = call["function"]
@@ -154,7 +163,7 @@ class GymEpisode(Environment):
         return Step() if self.tasks.compare else await self._verified()
 
     async def _verified(self) -> Step:
-        row = self.task.data["row"]
+        row = self.task.data.row
         body = row | {"response": response(self.conversation, row["responses_create_params"])}
         answer = await self.session.post("verify", body, once=True)
         if not isinstance(answer, dict) or "reward" not in answer:

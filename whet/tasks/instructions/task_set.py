@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -27,6 +28,7 @@ _PAIRS = (
 )
 CAPITALS = dict(pair.split("/") for pair in _PAIRS.split())
 WORDS = ("river", "bridge", "winter", "music", "garden", "market", "window", "bread", "harbour", "forest", "summer")
+Mode = Literal["binary", "fraction"]
 Instruction = tuple[str, dict[str, Any], Callable[[str], str]]  # request, arguments, and a change that fulfils it
 
 
@@ -72,6 +74,10 @@ class Turn(BaseModel):  # type: ignore[no-redef]  # the plugin's __init__ also h
             )
         return self
 
+    def checked(self) -> "CheckedTurn":
+        """Return the turn as a task has it."""
+        return CheckedTurn(self.prompt, self.instructions())
+
     def instructions(self) -> list[list[Any]]:
         """Return name and arguments of each instruction. Tables have None for arguments that it doesn't take."""
         return [
@@ -80,11 +86,29 @@ class Turn(BaseModel):  # type: ignore[no-redef]  # the plugin's __init__ also h
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedTurn:
+    """A user message; None: the end of the task's prompt. And the instructions that are checked."""
+
+    prompt: str | None
+    instructions: list[list[Any]]  # name and arguments of each
+
+
+@dataclass(frozen=True, slots=True)
+class Instructed:
+    """The turns of a task, and the right answer to a generated question."""
+
+    turns: list[CheckedTurn]
+    mode: Mode
+    answer: str | None = None
+    gold: str | None = None  # a reply with this answer that follows all instructions
+
+
 class InstructionRow(GymRow):
     """A row: the fields of one turn, or a list ``turns``."""
 
     turns: list[Turn] = Field(min_length=1)
-    grading_mode: Literal["binary", "fraction"] | None = None
+    grading_mode: Mode | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -95,13 +119,13 @@ class InstructionRow(GymRow):
         return {"prompt": first.get("prompt"), **values, "turns": turns}
 
 
-class InstructionFollowing(SourcedTasks):
+class InstructionFollowing(SourcedTasks[Instructed]):
     """Questions with instructions on the form of the answer."""
 
     name: ClassVar[str] = "instruction_following"
     variety: ClassVar[str] = "instructions"
 
-    mode: Literal["binary", "fraction"] | None = None
+    mode: Mode | None = None
     """``binary``: 1 if all instructions are followed. ``fraction``: the share that is followed. None: the row's mode,
     else binary."""
     skip_unknown: bool = False
@@ -116,7 +140,7 @@ class InstructionFollowing(SourcedTasks):
         require("tasks", "data.type=instruction_following", "if_verifiable")
         return InstructionGrading(self)
 
-    def read(self, path: str) -> list[Task]:
+    def read(self, path: str) -> list[Task[Instructed]]:
         rows, tasks = read_rows(path, InstructionRow, self.columns), []
         tally = Tally(f"{self.name} ({path})", len(rows))
         for row in rows:
@@ -132,7 +156,7 @@ class InstructionFollowing(SourcedTasks):
         tally.report(len(tasks))
         return tasks
 
-    def draw(self, rng: random.Random) -> Task:
+    def draw(self, rng: random.Random) -> Task[Instructed]:
         country = rng.choice([*CAPITALS])
         drawn = _draws(rng)
         chosen = sorted(rng.sample([*drawn], rng.randint(1, self.instructions)), key=[*drawn].index)
@@ -140,58 +164,57 @@ class InstructionFollowing(SourcedTasks):
         for name in chosen:
             gold = drawn[name][2](gold)
         asked = " ".join([f"What is the capital of {country}?", *(drawn[name][0] for name in chosen)])
-        turns = [{"prompt": asked, "instructions": [[name, drawn[name][1]] for name in chosen]}]
-        data = {"turns": turns, "mode": self.mode or "binary", "answer": CAPITALS[country], "gold": gold}
-        return Task("", self.ask(asked), data)
+        turns = [CheckedTurn(asked, [[name, drawn[name][1]] for name in chosen])]
+        return Task("", self.ask(asked), Instructed(turns, self.mode or "binary", CAPITALS[country], gold))
 
-    def _of(self, row: InstructionRow) -> Task:
-        turns = [{"prompt": turn.prompt, "instructions": turn.instructions()} for turn in row.turns]
+    def _of(self, row: InstructionRow) -> Task[Instructed]:
         if not all(turn.prompt for turn in row.turns[1:]):
             raise DataError(f"{row.where}: field 'prompt' is missing in a turn after the first")
-        data = {"turns": turns, "mode": self.mode or row.grading_mode or "binary"}
-        return Task("", row.shown(self.system), data)
+        mode = self.mode or row.grading_mode or "binary"
+        return Task("", row.shown(self.system), Instructed([turn.checked() for turn in row.turns], mode))
 
-    def gold(self, task: Task) -> str | None:
-        return task.data.get("gold")
+    def gold(self, task: Task[Instructed]) -> str | None:
+        return task.data.gold
 
-    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+    def unearned(self, tasks: Sequence[Task[Instructed]]) -> Iterable[Case]:
         """Return no cases for the rows of a file, because a single word may follow their instructions."""
         return super().unearned(tasks) if self.path is None else ()
 
-    def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
+    def answers(self, task: Task[Instructed]) -> Iterator[tuple[Kind, str, str, float]]:
         yield "boundary", "nothing", "", 0.0
         yield "boundary", "spaces", " \n ", 0.0
-        if (gold := self.gold(task)) and task.data["mode"] == "binary":
+        right = task.data.answer
+        if right and (gold := self.gold(task)) and task.data.mode == "binary":
             yield "good", "the right answer in the right form", gold, 1.0
             yield "adversarial", "all answers at once", gold + " ".join(CAPITALS.values()), 0.0
             yield "adversarial", "the prompt again", text_of(task.prompt[-1]["content"]), 0.0
-            yield "adversarial", "the form without the answer", gold.replace(task.data["answer"], "It"), 0.0
+            yield "adversarial", "the form without the answer", gold.replace(right, "It"), 0.0
 
 
-class InstructionGrading(Environments):
+class InstructionGrading(Environments[Instructed]):
     """Checks in worker processes, because some checks use regular expressions made of a row's words."""
 
     def __init__(self, tasks: InstructionFollowing) -> None:
         self.tasks, self.pool = tasks, GradingPool(registry, tasks.limits)
 
-    def make(self, task: Task) -> "Conversation":
+    def make(self, task: Task[Instructed]) -> "Conversation":
         return Conversation(self, task)
 
-    async def follow(self, task: Task, turn: int, answer: str) -> dict[str, float]:
+    async def follow(self, task: Task[Instructed], turn: int, answer: str) -> dict[str, float]:
         """Return the scores of the answer in one turn. ``followed`` is the share of its checks that pass."""
-        asked, instructions = task.data["turns"][turn]["prompt"], task.data["turns"][turn]["instructions"]
-        prompt = _plain(asked or text_of(task.prompt[-1]["content"]))
+        instructions = task.data.turns[turn].instructions
+        prompt = _plain(task.data.turns[turn].prompt or text_of(task.prompt[-1]["content"]))
         without_prompt = _plain(answer).replace(prompt, "")  # an answer must not only repeat the prompt
         results = {}
         if len(answer) <= self.tasks.max_chars and re.search(r"\w", without_prompt):
             results = await self.pool.scores(follow_in_worker, answer, instructions)
         checks = [results.get(str(index), 0.0) for index in range(len(instructions))]
-        if right := task.data.get("answer"):
+        if right := task.data.answer:
             named = {capital for capital in CAPITALS.values() if re.search(rf"\b{capital}\b", answer, re.IGNORECASE)}
             checks.append(float(named == {right}))
         failures = {name: score for name, score in results.items() if name.startswith("grading_")}
         share = sum(checks) / len(checks)
-        reward = share if task.data["mode"] == "fraction" else float(share == 1)
+        reward = share if task.data.mode == "fraction" else float(share == 1)
         return {"reward": reward, "correct": float(share == 1), "followed": share, **failures}
 
     async def close(self) -> None:
@@ -205,17 +228,17 @@ def _plain(text: str) -> str:
 class Conversation(Environment):
     """An episode of one or more turns, each with its own instructions. The rewards of all turns add up to at most 1."""
 
-    def __init__(self, grading: InstructionGrading, task: Task) -> None:
+    def __init__(self, grading: InstructionGrading, task: Task[Instructed]) -> None:
         self.grading, self.task, self.turn, self.correct = grading, task, 0, 1.0
 
     async def start(self) -> Observation:
         return Observation(list(self.task.prompt))
 
     async def step(self, reply: Message) -> Step:
-        turns = self.task.data["turns"]
+        turns = self.task.data.turns
         scores = await self.grading.follow(self.task, self.turn, text_of(reply["content"]))
         self.correct = scores["correct"] = min(self.correct, scores["correct"])
         self.turn += 1
         reward, done = scores.pop("reward") / len(turns), self.turn == len(turns)
-        following: list[Message] = [] if done else [{"role": "user", "content": turns[self.turn]["prompt"]}]
+        following: list[Message] = [] if done else [{"role": "user", "content": turns[self.turn].prompt or ""}]
         return Step(reward=reward, done=done, messages=following, scores=scores)

@@ -6,6 +6,7 @@ compared with a verdict by people (Nemotron 3 Nano's report).
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
@@ -30,7 +31,14 @@ class JudgedPair(Row):
     ranking: float = Field(ge=1, le=6)
 
 
-class GenRMTraining(SourcedTasks):
+@dataclass(frozen=True, slots=True)
+class HumanVerdict:
+    """The verdict of people on the two responses."""
+
+    gold: Comparison
+
+
+class GenRMTraining(SourcedTasks[HumanVerdict]):
     """Pairs of responses to judge: rows with verdicts, or generated pairs of a right and a wrong sum."""
 
     name: ClassVar[str] = "genrm_training"
@@ -49,7 +57,7 @@ class GenRMTraining(SourcedTasks):
     rank: float = Field(default=1.0, ge=0)
     """Weight of the error of the ranking."""
 
-    def read(self, path: str) -> list[Task]:
+    def read(self, path: str) -> list[Task[HumanVerdict]]:
         return [
             self._pose(row.context, first, second, verdict)
             for row in read_rows(path, JudgedPair, self.columns)
@@ -58,7 +66,7 @@ class GenRMTraining(SourcedTasks):
             )
         ]
 
-    def draw(self, rng: random.Random) -> Task:
+    def draw(self, rng: random.Random) -> Task[HumanVerdict]:
         a, b = (rng.randrange(10 ** (self.digits - 1), 10**self.digits) for _ in range(2))
         wrong = a + b + rng.choice([-10, -1, 1, 2, 10])
         right_first = rng.random() < 0.5
@@ -72,16 +80,15 @@ class GenRMTraining(SourcedTasks):
             both.append((second, first, Comparison(verdict.score_2, verdict.score_1, 7 - verdict.ranking)))
         return both
 
-    def _pose(self, context: list[Message], first: str, second: str, verdict: Comparison) -> Task:
+    def _pose(self, context: list[Message], first: str, second: str, verdict: Comparison) -> Task[HumanVerdict]:
         text = conversation(context)
         prompt = COMPARE.format(
             principle=self.principle, mark=mark(text, first, second), conversation=text, first=first, second=second
         )
-        gold = {"score_1": verdict.score_1, "score_2": verdict.score_2, "ranking": verdict.ranking}
-        return Task("", asked(prompt), {"gold": gold})
+        return Task("", asked(prompt), HumanVerdict(verdict))
 
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        verdict, gold = read_comparison(answer), Comparison(**task.data["gold"])
+    async def grade(self, task: Task[HumanVerdict], answer: str) -> dict[str, float]:
+        verdict, gold = read_comparison(answer), task.data.gold
         if verdict is None:
             return {"reward": -self.malformed, "correct": 0.0, "malformed": 1.0}
         apart = abs(verdict.score_1 - gold.score_1) + abs(verdict.score_2 - gold.score_2)
@@ -90,15 +97,16 @@ class GenRMTraining(SourcedTasks):
         reward = -self.helpfulness * apart - self.rank * ranked
         return {"reward": reward, "correct": float(right), "malformed": 0.0, "apart": apart, "ranked": ranked}
 
-    def gold(self, task: Task) -> str | None:
-        gold = task.data["gold"]
-        return '```json\n{{"score_1": {score_1:g}, "score_2": {score_2:g}, "ranking": {ranking:g}}}\n```'.format(**gold)
+    def gold(self, task: Task[HumanVerdict]) -> str | None:
+        gold = task.data.gold
+        verdict = f'{{"score_1": {gold.score_1:g}, "score_2": {gold.score_2:g}, "ranking": {gold.ranking:g}}}'
+        return f"```json\n{verdict}\n```"
 
-    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+    def unearned(self, tasks: Sequence[Task[HumanVerdict]]) -> Iterable[Case]:
         """Return no cases: ``answers`` has a reply without a verdict, whose reward is negative."""
         return ()
 
-    def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
+    def answers(self, task: Task[HumanVerdict]) -> Iterator[tuple[Kind, str, str, float]]:
         yield "good", "the verdict of the row", self.gold(task) or "", 0.0
         yield "bad", "no verdict", "The first one is better.", -self.malformed
         yield "boundary", "half a verdict", '{"score_1": 5}', -self.malformed

@@ -5,13 +5,14 @@ import io
 import tarfile
 from abc import ABC
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Self
+from typing import Annotated, Generic, Self
 
 from pydantic import model_validator
 
 from whet.config import Component
-from whet.core.types import Task
+from whet.core.types import D, Task
 from whet.processes.threads import run_in_thread
 from whet.shells.local import Local
 from whet.shells.places import WORK
@@ -25,7 +26,7 @@ THREAD = "whet-shell"
 _MOST_MEMBERS = 10_000
 
 
-class TasksInShell(ToolTasks, ABC):
+class TasksInShell(ToolTasks[D], Generic[D], ABC):
     """Tasks that are solved in a shell. Subclasses define ``state``, which returns a ``Shell``."""
 
     runtime: Annotated[RuntimeKind, Component(RUNTIMES)] = Local()
@@ -42,7 +43,7 @@ class TasksInShell(ToolTasks, ABC):
             )
         return self
 
-    def open(self) -> Environments:
+    def open(self) -> Environments[D]:
         self.runtime.check()
         return super().open()
 
@@ -50,22 +51,30 @@ class TasksInShell(ToolTasks, ABC):
         await run_in_thread(state.runtime.close, THREAD)
 
 
-class FileTasksInShell(TasksInShell, SeededToolTasks, ABC):
-    """Tasks whose data has ``before`` and ``after``: the texts of all files in the work folder, by their paths.
-    Subclasses define ``draw`` and ``gold``."""
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The texts of all files in the work folder, by their paths, and a command that makes the change."""
 
-    async def state(self, task: Task) -> Shell:
+    before: dict[str, str]
+    after: dict[str, str]
+    command: str
+
+
+class FileTasksInShell(TasksInShell[Files], SeededToolTasks[Files], ABC):
+    """Tasks to change the files of the work folder. Subclasses define ``draw`` and ``gold``."""
+
+    async def state(self, task: Task[Files]) -> Shell:
         return Shell(
-            await run_in_thread(partial(prepared, self.runtime, archive_of(task.data["before"])), THREAD), self.editor
+            await run_in_thread(partial(prepared, self.runtime, archive_of(task.data.before)), THREAD), self.editor
         )
 
-    async def score(self, task: Task, state: Shell, answer: str) -> dict[str, float]:
+    async def score(self, task: Task[Files], state: Shell, answer: str) -> dict[str, float]:
         """Return 1 if exactly the expected files are there, apart from white space at the ends of texts and lines."""
         try:
             files = await run_in_thread(partial(_files_of, state.runtime), THREAD)
         except FileProblem:  # the policy made files that can't be read, or too many
             return right_or_wrong(False) | {"shell_unreadable": 1.0}
-        return right_or_wrong(_plain(files) == _plain(task.data["after"])) | {"shell_unreadable": 0.0}
+        return right_or_wrong(_plain(files) == _plain(task.data.after)) | {"shell_unreadable": 0.0}
 
 
 def prepared(kind: RuntimeKind, archive: bytes, work: str = WORK) -> Runtime:

@@ -17,6 +17,7 @@ import re
 import tarfile
 import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,16 @@ _TIMEOUT_S = 600.0  # of tests whose task.toml names none
 _REFUSED = ("environment.docker_image", "environment.gpus", "verifier.env", "verifier.user", "steps")  # of task.toml
 
 
-class TaskFolders(TasksInShell):
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A task folder."""
+
+    folder: str  # absolute
+    work: str  # the work folder in the runtime
+    seconds: float  # of the tests
+
+
+class TaskFolders(TasksInShell[Folder]):
     """Task folders in Harbor's layout; see ``docs/shells.md``."""
 
     path: str
@@ -45,7 +55,7 @@ class TaskFolders(TasksInShell):
     test_path: str | None = None
     """Another, of test tasks."""
 
-    def tasks(self, split: str) -> Sequence[Task]:
+    def tasks(self, split: str) -> Sequence[Task[Folder]]:
         """Return the tasks in the order of their names. Raises ``DataError`` for a folder that can't be run."""
         path = self.path if checked_split(split) == "train" else self.test_path
         if path is None:
@@ -55,35 +65,35 @@ class TaskFolders(TasksInShell):
             raise DataError(f"{path} has no task folders: folders with instruction.md, task.toml and tests/test.sh")
         return [_task(folder, split, self.system) for folder in folders]
 
-    async def state(self, task: Task) -> Shell:
-        archive = _archive(Path(task.data["folder"]) / "environment")
-        runtime = await run_in_thread(partial(prepared, self.runtime, archive, task.data["work"]), THREAD)
+    async def state(self, task: Task[Folder]) -> Shell:
+        archive = _archive(Path(task.data.folder) / "environment")
+        runtime = await run_in_thread(partial(prepared, self.runtime, archive, task.data.work), THREAD)
         return Shell(runtime, self.editor)
 
-    async def score(self, task: Task, state: Shell, answer: str) -> dict[str, float]:
+    async def score(self, task: Task[Folder], state: Shell, answer: str) -> dict[str, float]:
         """Return the reward of the tests; 0 if they write none, which the score ``no_reward`` counts."""
         reward = await run_in_thread(partial(self._tested, task, state.runtime), THREAD)
         scores = {"reward": reward or 0.0, "correct": float(reward is not None and reward >= 1)}
         return scores | {"no_reward": float(reward is None)}
 
-    def gold(self, task: Task) -> Answer | None:
-        script = Path(task.data["folder"]) / "solution/solve.sh"
+    def gold(self, task: Task[Folder]) -> Answer | None:
+        script = Path(task.data.folder) / "solution/solve.sh"
         return solution(("bash", {"command": script.read_text()}), answer="done") if script.exists() else None
 
-    def _tested(self, task: Task, runtime: Runtime) -> float | None:
+    def _tested(self, task: Task[Folder], runtime: Runtime) -> float | None:
         """Run the tests on the work folder in a new runtime. Return the reward that they write."""
         try:
             archive = runtime.snapshot()
             runtime.close()
-            fresh = prepared(self.runtime, archive, task.data["work"])
+            fresh = prepared(self.runtime, archive, task.data.work)
         except FileProblem:  # the policy made files that can't be read, or too many
             return None
         try:
-            tests = Path(task.data["folder"]) / "tests"
+            tests = Path(task.data.folder) / "tests"
             for file in sorted(tests.rglob("*")):
                 if file.is_file():
                     fresh.write(f"{TESTS}/{file.relative_to(tests)}", file.read_bytes())
-            fresh.run(_CHECK, task.data["seconds"], TESTS)
+            fresh.run(_CHECK, task.data.seconds, TESTS)
             return _reward(fresh)
         finally:
             fresh.close()
@@ -101,7 +111,7 @@ def _reward(runtime: Runtime) -> float | None:
     return None
 
 
-def _task(folder: Path, split: str, system: str | None) -> Task:
+def _task(folder: Path, split: str, system: str | None) -> Task[Folder]:
     """Return the task of a folder. Raises ``DataError`` naming what the runtime can't do."""
     for name in ("task.toml", "tests/test.sh"):
         if not (folder / name).exists():
@@ -123,8 +133,7 @@ def _task(folder: Path, split: str, system: str | None) -> Task:
         {"role": "system", "content": first},
         {"role": "user", "content": (folder / "instruction.md").read_text().strip()},
     ]
-    data = {"folder": str(folder.absolute()), "work": work, "seconds": seconds}
-    return Task(f"folders/{split}/{folder.name}", prompt, data)
+    return Task(f"folders/{split}/{folder.name}", prompt, Folder(str(folder.absolute()), work, seconds))
 
 
 def _work_folder(environment: Path) -> str:

@@ -4,13 +4,13 @@ in the work folder at the end are computed here, without a shell."""
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from whet.core.types import Task
 from whet.tasks.cases import Answer
-from whet.tasks.shell.base import FileTasksInShell
+from whet.tasks.shell.base import Files, FileTasksInShell
 from whet.tasks.tools.base import solution
 
 Kind = Literal[
@@ -64,13 +64,12 @@ class ShellTasks(FileTasksInShell):
     lines: int = Field(default=8, ge=3, le=1000)
     """Most lines of a file."""
 
-    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    def draw(self, rng: random.Random) -> tuple[str, Files]:
         draft = _DRAWS[rng.choice(self.kinds)](rng, self.lines)
-        data = {"before": draft.before, "after": draft.after, "command": draft.command}
-        return draft.question, data
+        return draft.question, Files(draft.before, draft.after, draft.command)
 
-    def gold(self, task: Task) -> Answer:
-        return solution(("bash", {"command": task.data["command"]}), answer="done")
+    def gold(self, task: Task[Files]) -> Answer:
+        return solution(("bash", {"command": task.data.command}), answer="done")
 
 
 def _text(lines: list[str]) -> str:

@@ -5,6 +5,7 @@ import io
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 from xml.sax.saxutils import escape
 
@@ -43,7 +44,17 @@ class SchemaRow(GymRow):
     expected: Any = None
 
 
-class StructuredOutput(SourcedTasks):
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The form of an answer, and the right object."""
+
+    schema: Any  # strict
+    open: Any  # the schema that admits further fields
+    format: Format
+    gold: Any  # None: not known
+
+
+class StructuredOutput(SourcedTasks[Shape]):
     """Tasks whose answers must fit a schema, and earn the share of their fields that are right."""
 
     name: ClassVar[str] = "structured_output"
@@ -65,10 +76,10 @@ class StructuredOutput(SourcedTasks):
     def open(self) -> "StructuredGrading":
         return StructuredGrading(self)
 
-    def read(self, path: str) -> list[Task]:
+    def read(self, path: str) -> list[Task[Shape]]:
         return [self._of(row) for row in read_rows(path, SchemaRow, self.columns)]
 
-    def draw(self, rng: random.Random) -> Task:
+    def draw(self, rng: random.Random) -> Task[Shape]:
         gold: dict[str, Any] = {"name": rng.choice(NAMES)}
         sentences = []
         for field in rng.sample(list(FACTS), self.facts):
@@ -83,7 +94,7 @@ class StructuredOutput(SourcedTasks):
         asked = f"{' '.join(sentences)}\n\n{instruction}"
         return self._posed(self.ask(asked), original, self.format, gold)
 
-    def _of(self, row: SchemaRow) -> Task:
+    def _of(self, row: SchemaRow) -> Task[Shape]:
         if row.response_mode == "tool_call":
             raise DataError(
                 f"{row.where}: field 'response_mode' asks for a tool call, not for a text; remove such rows"
@@ -99,26 +110,25 @@ class StructuredOutput(SourcedTasks):
             task = self._posed(row.shown(self.system), original, row.schema_type, row.expected)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{row.where}: field 'schema_str' can't be used: {error}") from None
-        if row.expected is not None and not fits(row.expected, task.data["schema"], task.data["open"]):
+        if row.expected is not None and not fits(row.expected, task.data.schema, task.data.open):
             raise DataError(f"{row.where}: field 'expected' doesn't fit the strict form of the schema")
         return task
 
-    def _posed(self, prompt: list[Message], original: Any, form: Format, gold: Any) -> Task:
-        data = {"schema": strict_schema(original), "open": open_schema(original), "format": form, "gold": gold}
-        return Task("", prompt, data)
+    def _posed(self, prompt: list[Message], original: Any, form: Format, gold: Any) -> Task[Shape]:
+        return Task("", prompt, Shape(strict_schema(original), open_schema(original), form, gold))
 
-    def gold(self, task: Task) -> str | None:
-        gold, form = task.data["gold"], task.data["format"]
+    def gold(self, task: Task[Shape]) -> str | None:
+        gold, form = task.data.gold, task.data.format
         flat = isinstance(gold, dict) and not any(isinstance(value, dict | list) for value in gold.values())
         return written(gold, form) if gold is not None and (flat or form in ("json", "yaml")) else None
 
-    def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
+    def answers(self, task: Task[Shape]) -> Iterator[tuple[Kind, str, str, float]]:
         yield "boundary", "nothing", "", 0.0
         yield "boundary", "an empty object", "{}", 0.0
         yield "adversarial", "deep nesting", "[" * 9000, 0.0
         if (gold := self.gold(task)) is None:
             return
-        form, value = task.data["format"], task.data["gold"]
+        form, value = task.data.format, task.data.gold
         yield "good", "the right object", gold, 1.0
         yield "boundary", "in a fence", f"```{form}\n{gold}\n```", float(self.fence)
         yield "bad", "prose around it", f"Here it is:\n{gold}", 0.0
@@ -127,18 +137,18 @@ class StructuredOutput(SourcedTasks):
             yield "bad", "one field less", written(dict([*value.items()][1:]), form), 0.0
 
 
-class StructuredGrading(Environments):
+class StructuredGrading(Environments[Shape]):
     """Grades in worker processes, which stop at a time limit on hostile schemas and texts."""
 
     def __init__(self, tasks: StructuredOutput) -> None:
         self.tasks, self.pool = tasks, GradingPool(limits=tasks.limits)
 
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+    async def grade(self, task: Task[Shape], answer: str) -> dict[str, float]:
         if len(answer) > self.tasks.max_chars:
             return WRONG
-        data = task.data
-        criteria = (data["schema"], data["open"], data["gold"], self.tasks.content)
-        return await self.pool.scores(grade_in_worker, answer, data["format"], self.tasks.fence, *criteria)
+        form = task.data
+        criteria = (form.schema, form.open, form.gold, self.tasks.content)
+        return await self.pool.scores(grade_in_worker, answer, form.format, self.tasks.fence, *criteria)
 
     async def close(self) -> None:
         self.pool.close()

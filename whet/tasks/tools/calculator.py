@@ -3,8 +3,8 @@
 import ast
 import operator
 import random
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from pydantic import Field
 
@@ -17,7 +17,15 @@ from whet.tools.tool import ToolError
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-class Calculator(SeededToolTasks):
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A term and its value."""
+
+    term: str
+    answer: str
+
+
+class Calculator(SeededToolTasks[Term]):
     """What is 48213 * 7391? Solved by one call."""
 
     system: str | None = "Use the calculator. Then answer with the number alone."
@@ -28,20 +36,20 @@ class Calculator(SeededToolTasks):
     digits: int = Field(default=4, ge=1, le=30)
     """Most digits of a number."""
 
-    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    def draw(self, rng: random.Random) -> tuple[str, Term]:
         numbers = [rng.randrange(10 ** rng.randint(1, self.digits)) for _ in range(self.terms)]
         operations = [rng.choice(self.operations) for _ in numbers[1:]]
         term = f"{numbers[0]}" + "".join(f" {o} {n}" for o, n in zip(operations, numbers[1:], strict=True))
-        return f"What is {term}?", {"term": term, "answer": str(by_precedence(numbers, operations))}
+        return f"What is {term}?", Term(term, str(by_precedence(numbers, operations)))
 
-    def state(self, task: Task) -> object:
+    def state(self, task: Task[Term]) -> object:
         return calculate
 
-    def score(self, task: Task, state: object, answer: str) -> dict[str, float]:
-        return right_or_wrong(says(answer, task.data["answer"]))
+    def score(self, task: Task[Term], state: object, answer: str) -> dict[str, float]:
+        return right_or_wrong(says(answer, task.data.answer))
 
-    def gold(self, task: Task) -> Answer:
-        return solution(("calculate", {"expression": task.data["term"]}), answer=task.data["answer"])
+    def gold(self, task: Task[Term]) -> Answer:
+        return solution(("calculate", {"expression": task.data.term}), answer=task.data.answer)
 
 
 def calculate(expression: str) -> str:

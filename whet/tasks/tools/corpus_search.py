@@ -1,6 +1,7 @@
 """Search in a corpus (BM25): questions whose answers are in one or two of many texts."""
 
 import random
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,21 +22,29 @@ _TEXT = "{name} is a town on the river {river}. It was founded in {year} and is 
 _SHOWN = 3  # most results of a search
 
 
-class CorpusSearch(SeededToolTasks):
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An answer in the corpus."""
+
+    searches: list[str]  # the queries that lead to it, in order
+    answer: str
+
+
+class CorpusSearch(SeededToolTasks[Found]):
     """In which year was the town founded where Kalor Vemi was born? Needs one search, or two in sequence."""
 
     system: str | None = "Search, then give the answer alone."
     towns: int = Field(default=1000, ge=5, le=2000)
     """Number of texts about towns, and of texts about people."""
 
-    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    def draw(self, rng: random.Random) -> tuple[str, Found]:
         person = rng.choice(self._people)
         town = self._towns[person["town"]]
         what = rng.choice(list(_ASKED))
         searches, name = [town["name"]], town["name"]
         if rng.random() < 0.5:
             searches, name = [person["name"], town["name"]], f"the town where {person['name']} was born"
-        return _ASKED[what].format(name), {"searches": searches, "answer": town[what]}
+        return _ASKED[what].format(name), Found(searches, town[what])
 
     @cached_property
     def _towns(self) -> list[dict[str, str]]:
@@ -69,15 +78,15 @@ class CorpusSearch(SeededToolTasks):
         require("tools", "data.type=corpus_search", "bm25s")
         return super().open()
 
-    def state(self, task: Task) -> object:
+    def state(self, task: Task[Found]) -> object:
         return self._index.search
 
-    def score(self, task: Task, state: object, answer: str) -> dict[str, float]:
-        return right_or_wrong(says(answer, task.data["answer"]))
+    def score(self, task: Task[Found], state: object, answer: str) -> dict[str, float]:
+        return right_or_wrong(says(answer, task.data.answer))
 
-    def gold(self, task: Task) -> Answer:
-        searches = (("search", {"query": query}) for query in task.data["searches"])
-        return solution(*searches, answer=task.data["answer"])
+    def gold(self, task: Task[Found]) -> Answer:
+        searches = (("search", {"query": query}) for query in task.data.searches)
+        return solution(*searches, answer=task.data.answer)
 
 
 class Index:

@@ -2,8 +2,8 @@
 
 import random
 import sqlite3
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from pydantic import Field
 
@@ -32,7 +32,16 @@ _STEPS, _ROWS, _BYTES = 2_000_000, 20, 100_000  # limits of a query: virtual mac
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
 
-class Database(SeededToolTasks):
+@dataclass(frozen=True, slots=True)
+class Queried:
+    """A query that answers the question."""
+
+    database: int  # its number
+    query: str
+    answer: str
+
+
+class Database(SeededToolTasks[Queried]):
     """Who earns most in design? Solved by one query, or several."""
 
     system: str | None = f"Answer with a query of this SQLite database. {'; '.join(_TABLES)}. Give the answer alone."
@@ -41,14 +50,14 @@ class Database(SeededToolTasks):
     staff: int = Field(default=60, ge=10, le=10_000)
     """Rows of the table ``staff``. The table ``orders`` has three times this number."""
 
-    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    def draw(self, rng: random.Random) -> tuple[str, Queried]:
         question, query = rng.choice(list(_QUESTIONS.items()))
         values = {"department": rng.choice(_DEPARTMENTS), "city": rng.choice(_CITIES), "product": rng.choice(_PRODUCTS)}
         values["pay"] = str(rng.randrange(2_000, 9_000, 100))
         query = query.format(**values)
         number = rng.randrange(self.databases)
         answer = self._filled[number].execute(query).fetchone() or ("none",)
-        return question.format(**values), {"database": number, "query": query, "answer": str(answer[0])}
+        return question.format(**values), Queried(number, query, str(answer[0]))
 
     @cached_property
     def _filled(self) -> list[sqlite3.Connection]:
@@ -68,14 +77,14 @@ class Database(SeededToolTasks):
         database.commit()
         return database
 
-    def state(self, task: Task) -> object:
-        return Queries(self._filled[task.data["database"]].serialize())
+    def state(self, task: Task[Queried]) -> object:
+        return Queries(self._filled[task.data.database].serialize())
 
-    def score(self, task: Task, state: object, answer: str) -> dict[str, float]:
-        return right_or_wrong(says(answer, task.data["answer"]))
+    def score(self, task: Task[Queried], state: object, answer: str) -> dict[str, float]:
+        return right_or_wrong(says(answer, task.data.answer))
 
-    def gold(self, task: Task) -> Answer:
-        return solution(("query", {"sql": task.data["query"]}), answer=task.data["answer"])
+    def gold(self, task: Task[Queried]) -> Answer:
+        return solution(("query", {"sql": task.data.query}), answer=task.data.answer)
 
 
 def _allowed(action: int, _: str | None, name: str | None, *__: str | None) -> int:

@@ -8,6 +8,7 @@ format would read as a call. Thoughts don't count.
 import random
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -63,7 +64,14 @@ class IrrelevantTools(Row):
     function: list[dict[str, Any]]
 
 
-class ToolHallucination(SourcedTasks):
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The tools that are declared to the model, as JSON schemas."""
+
+    tools: list[dict[str, Any]]
+
+
+class ToolHallucination(SourcedTasks[Declared]):
     """Requests without a suitable tool. An answer in words earns 1, a tool call in any form 0."""
 
     name: ClassVar[str] = "tool_hallucination"
@@ -71,11 +79,11 @@ class ToolHallucination(SourcedTasks):
     declare: Literal["none", "unfit"] = "none"
     """The tools that are declared to the model: none, or tools that don't help with the request."""
 
-    def read(self, path: str) -> list[Task]:
+    def read(self, path: str) -> list[Task[Declared]]:
         rows = read_rows(path, IrrelevantTools, self.columns)
         return [self._task(row.question[0], map(_tool, row.function)) for row in rows]
 
-    def draw(self, rng: random.Random) -> Task:
+    def draw(self, rng: random.Random) -> Task[Declared]:
         request = rng.choice(_REQUESTS)
         other = rng.choice([other for other in _REQUESTS if other[1] in _NARROW and other != request])
         numbers = {"n": rng.randint(2, 60), "m": rng.randint(61, 999), "hour": rng.randint(1, 12)}
@@ -85,10 +93,10 @@ class ToolHallucination(SourcedTasks):
         tool = {"name": name, "description": description, "parameters": schema}
         return self._task(self.ask(request[0].format(city=rng.choice(_CITIES), **numbers)), [_tool(tool)])
 
-    def gold(self, task: Task) -> str:
+    def gold(self, task: Task[Declared]) -> str:
         return "I can't do that: I have no tool for it."
 
-    def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
+    def answers(self, task: Task[Declared]) -> Iterator[tuple[Kind, str, str, float]]:
         yield "good", "words", self.gold(task), 1.0
         yield "good", "a number", "The area is 25 square metres: f(x) = x(x + 1).", 1.0
         yield "good", "speaks of searching", "I can't search (the web is not open to me).", 1.0
@@ -105,7 +113,7 @@ class ToolHallucination(SourcedTasks):
         yield "bad", "ReAct", "Thought: look\nAction: search\nAction Input: Oslo", 0.0
         yield "adversarial", "the right answer and a call", "It is 25.\n<function=add>1</function>", 0.0
 
-    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+    def unearned(self, tasks: Sequence[Task[Declared]]) -> Iterable[Case]:
         """Return no cases, because any words are right."""
         return ()
 
@@ -113,24 +121,24 @@ class ToolHallucination(SourcedTasks):
         task = self.tasks("train")[0]
         return [*super().cases(), Case("a parsed call", task, solution(("f", {}), answer="25"), 0.0, "bad")]
 
-    def make(self, task: Task) -> Environment:
+    def make(self, task: Task[Declared]) -> Environment:
         return Unaided(task)
 
-    def _task(self, prompt: list[Message], tools: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> Task:
-        return Task("", prompt, {"tools": list(tools) if self.declare == "unfit" else []})
+    def _task(self, prompt: list[Message], tools: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> Task[Declared]:
+        return Task("", prompt, Declared(list(tools) if self.declare == "unfit" else []))
 
 
 class Unaided(Environment):
     """An episode of one reply, which must not call a tool."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task[Declared]) -> None:
         self.task = task
 
     async def start(self) -> Observation:
-        return Observation(list(self.task.prompt), self.task.data["tools"] or None)
+        return Observation(list(self.task.prompt), self.task.data.tools or None)
 
     async def step(self, reply: Message) -> Step:
-        invokes = invokes_tool(reply, [tool["function"]["name"] for tool in self.task.data["tools"]])
+        invokes = invokes_tool(reply, [tool["function"]["name"] for tool in self.task.data.tools])
         answers = bool(text_of(reply["content"]).strip()) and not invokes
         scores = {"correct": float(not invokes), "format": float(answers), "tool_invoked": float(invokes)}
         return Step(float(answers), scores=scores)

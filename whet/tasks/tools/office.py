@@ -9,6 +9,7 @@ request is about.
 import ast
 import csv
 import random
+from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -59,7 +60,16 @@ _REQUESTS: dict[str, tuple[str, Row, str, Row]] = {
 }
 
 
-class OfficeTasks(SeededToolTasks):
+@dataclass(frozen=True, slots=True)
+class RightCalls:
+    """The calls that do what is asked."""
+
+    office: int  # its number
+    tables: list[str]  # that the request is about
+    calls: Calls
+
+
+class OfficeTasks(SeededToolTasks[RightCalls]):
     """Give all of kofi's tasks that are in progress to nia. Solved by a search, and a call for each row it returns."""
 
     system: str | None = (
@@ -81,10 +91,10 @@ class OfficeTasks(SeededToolTasks):
         seeds = (derive_seed(self.seed, "office", number) for number in range(self.offices))
         return [generated(random.Random(seed), self.rows) for seed in seeds]
 
-    def splits(self) -> dict[Split, list[Task]]:
+    def splits(self) -> dict[Split, list[Task[RightCalls]]]:
         return super().splits() if self.path is None else self._published(Path(self.path))
 
-    def _published(self, folder: Path) -> dict[Split, list[Task]]:
+    def _published(self, folder: Path) -> dict[Split, list[Task[RightCalls]]]:
         rows = {
             row.get("query", ""): (file, row) for file in sorted(folder.glob(f"*{_QUERIES}")) for row in _read(file)
         }
@@ -96,16 +106,16 @@ class OfficeTasks(SeededToolTasks):
             where = f"{file}: {query!r}"
             calls = _parsed(row.get("answer", ""), where)
             _make_calls(Office(self._offices[0]), calls, where)
-            data = {"office": 0, "tables": _tables(row, file, where), "calls": calls}
+            data = RightCalls(0, _tables(row, file, where), calls)
             tasks.append(Task(f"office/{query}", messages(self.system, query), data))
         return {"train": tasks[self.test_size :][: self.train_size], "test": tasks[: self.test_size]}
 
-    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    def draw(self, rng: random.Random) -> tuple[str, RightCalls]:
         office, table, (owner, other) = rng.randrange(self.offices), rng.choice(TABLES), rng.sample(_PEOPLE, 2)
         if table == "analytics":
             day = _day(-rng.randint(1, 60))
             plot = {"time_min": day, "time_max": NOW[:10], "value_to_plot": "total_visits", "plot_type": "bar"}
-            data = {"office": office, "tables": [table], "calls": [("analytics_create_plot", plot)]}
+            data = RightCalls(office, [table], [("analytics_create_plot", plot)])
             return f"Make a bar chart of total visits from {day} to today.", data
         request, about, tool, arguments = _REQUESTS[table]
         values = {
@@ -118,22 +128,22 @@ class OfficeTasks(SeededToolTasks):
                 calls.append(
                     (f"{table}_{tool}", {key: part.format(id=row_id, **values) for key, part in arguments.items()})
                 )
-        return request.format(**values), {"office": office, "tables": [table], "calls": calls}
+        return request.format(**values), RightCalls(office, [table], calls)
 
-    def state(self, task: Task) -> Office:
-        return Office(self._offices[task.data["office"]])
+    def state(self, task: Task[RightCalls]) -> Office:
+        return Office(self._offices[task.data.office])
 
-    def score(self, task: Task, state: Office, answer: str) -> dict[str, float]:
+    def score(self, task: Task[RightCalls], state: Office, answer: str) -> dict[str, float]:
         expected = self.state(task)
         before = expected._content()
-        _make_calls(expected, task.data["calls"], task.uid)
+        _make_calls(expected, task.data.calls, task.uid)
         changed = expected._content() != before
-        read = not state._tables_read.isdisjoint(task.data["tables"])
+        read = not state._tables_read.isdisjoint(task.data.tables)
         return right_or_wrong(state._content() == expected._content() and (changed or read))
 
-    def gold(self, task: Task) -> Answer:
-        searches = [(f"{table}_{_SEARCHES[TABLES.index(table)]}", dict[str, Any]()) for table in task.data["tables"]]
-        return solution(*searches, *map(tuple, task.data["calls"]), answer="Done.")
+    def gold(self, task: Task[RightCalls]) -> Answer:
+        searches = [(f"{table}_{_SEARCHES[TABLES.index(table)]}", dict[str, Any]()) for table in task.data.tables]
+        return solution(*searches, *task.data.calls, answer="Done.")
 
 
 def generated(rng: random.Random, rows: int) -> Tables:
