@@ -59,6 +59,29 @@ class Scripted:
         return Completion(tokens, logprobs, (3, 3), "stop" if len(tokens) > len(text) else "length", cached=2)
 
 
+@dataclass
+class Streaming(Scripted):
+    """A model that hands out its tokens one at a time, and after ``before`` of them only when ``rest`` is set."""
+
+    before: int = 0
+    rest: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def stream(
+        self, prompt: list[int], params: SamplingParams, session: str, sampled: Callable[[list[int]], None]
+    ) -> Completion:
+        completion = await self.sample(prompt, params, session)
+        for number, token in enumerate(completion.tokens):
+            if number == self.before:
+                try:
+                    await self.rest.wait()
+                except asyncio.CancelledError:
+                    self.cancelled += 1
+                    raise
+            sampled([token])
+            await asyncio.sleep(0)
+        return completion
+
+
 def first_episode(
     taskset: TaskSet, answer: Callable[[str], str] | str, sampling: Sampling, *, split: str = "train", retries: int = 0
 ) -> Episode:
@@ -110,10 +133,11 @@ async def scene(
     *,
     name: str | None = None,
     config: EndpointConfig | None = None,
+    kind: type[Scripted] = Scripted,
     **sampling: Any,
 ) -> AsyncIterator[Scene]:
-    """Yield an endpoint with one open episode."""
-    model = Scripted(answer if callable(answer) else lambda _: str(answer))
+    """Yield an endpoint with one open episode, of a model of a ``kind``."""
+    model = kind(answer if callable(answer) else lambda _: str(answer))
     model.gate.set()
     settings = Sampling(**({"max_turns": 20, "max_new_tokens": 200, "max_prompt_tokens": 1000} | sampling))
     conversations = Conversations(Recording(model, RENDERER, settings, "episode", seed=0))  # type: ignore[arg-type]

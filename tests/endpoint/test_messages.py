@@ -9,7 +9,8 @@ import pytest
 
 from tests.endpoint.agents import RENDERER, Scene, call, scene
 from tests.endpoint.test_api import user
-from whet.endpoint.messages import MessagesRequest, anthropic_error
+from whet.endpoint.messages import MessagesRequest
+from whet.endpoint.messages_events import anthropic_error
 from whet.endpoint.request import ApiError, read
 
 anthropic = pytest.importorskip("anthropic", reason="the client of this API is in the test extra")

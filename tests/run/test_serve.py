@@ -51,6 +51,8 @@ def test_a_run_answers_and_ends_with_ctrl_c(tiny_model: Path, tmp_path: Path) ->
         asked: dict[str, Any] = {"model": name, "messages": said, "max_tokens": 8, "temperature": 0}
         first, second = (client.chat.completions.create(**asked) for _ in range(2))
         assert first.choices[0].message == second.choices[0].message
+        chunks = client.chat.completions.create(**asked, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == first.choices[0].message.content
         assert first.usage is not None
         assert first.usage.completion_tokens <= 8
         with pytest.raises(openai.NotFoundError, match="serves 'mine'"):

@@ -1,12 +1,12 @@
 """``/v1/chat/completions``: its requests and its answers, complete or streamed."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from whet.core.types import Message
+from whet.endpoint.chat_events import ChatEvents
 from whet.endpoint.request import (
     Answer,
     Arguments,
@@ -18,7 +18,6 @@ from whet.endpoint.request import (
     incoming,
     only,
     outgoing,
-    pieces,
     strict_of,
     text_of_reply,
     to_answer,
@@ -163,26 +162,8 @@ class ChatRequest(OpenAIRequest):
         name = f"token_id:{token}" if self.return_tokens_as_token_ids else text
         return {"token": name, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
 
-    def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
-        [choice] = body["choices"]
-        message = dict(choice["message"])
-        content, calls = message.pop("content") or "", message.pop("tool_calls", [])
-        common = {**body, "object": "chat.completion.chunk"}
-        usage = common.pop("usage")
-
-        def chunk(delta: dict[str, Any], **ending: Any) -> str:
-            shown = {"index": 0, "delta": delta, "finish_reason": None, **ending}
-            return f"data: {json.dumps({**common, 'choices': [shown]})}\n\n"
-
-        yield chunk(message)
-        for piece in pieces(content):
-            yield chunk({"content": piece})
-        for index, call in enumerate(calls):
-            yield chunk({"tool_calls": [{"index": index, **call}]})
-        yield chunk({}, finish_reason=choice["finish_reason"], logprobs=choice["logprobs"])
-        if self.stream_options.include_usage:
-            yield f"data: {json.dumps({**common, 'choices': [], 'usage': usage})}\n\n"
-        yield "data: [DONE]\n\n"
+    def events(self, begun: dict[str, Any]) -> ChatEvents:
+        return ChatEvents(begun, self.stream_options.include_usage)
 
 
 def _pairs(answer: Answer) -> Iterator[tuple[int, float]]:

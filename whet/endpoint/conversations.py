@@ -16,6 +16,7 @@ from whet.base.errors import ConfigError, DataError
 from whet.chat.renderer import Renderer
 from whet.endpoint.request import Answer, ApiError, Question
 from whet.rollouts.session import USED_UP, LimitReached, PromptTooLong, Recording, Reply, Session
+from whet.rollouts.watched import Watch
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,9 @@ class Responder(Protocol):
         """The maximal number of tokens of a conversation."""
         ...
 
-    async def answer(self, question: Question, repeated: bool) -> Answer:
-        """Return the reply. ``repeated``: an automatic retry of the client's library. Raises ``ApiError``."""
+    async def answer(self, question: Question, repeated: bool, watch: Watch | None = None) -> Answer:
+        """Return the reply. ``repeated``: an automatic retry of the client's library. ``watch`` is called while it is
+        sampled, if the engine hands out tokens. Raises ``ApiError``."""
         ...
 
 
@@ -64,14 +66,14 @@ class Conversations:
     def longest(self) -> int:
         return self.recording.sampling.longest
 
-    async def answer(self, question: Question, repeated: bool) -> Answer:
+    async def answer(self, question: Question, repeated: bool, watch: Watch | None = None) -> Answer:
         """See ``Responder``. A call is cancelled, and not recorded, when its last client has disconnected."""
         self._check(question)
         same = (call for call in reversed(self._calls) if repeated and call.question == question)
         call = next(same, None)
         if call is None or call.failed:
             branch = self._branch(question)
-            call = _Call(question, branch, asyncio.create_task(self._ask(branch, question)))
+            call = _Call(question, branch, asyncio.create_task(self._ask(branch, question, watch)))
             self._calls.append(call)
         call.waiting += 1
         try:
@@ -110,10 +112,10 @@ class Conversations:
         closest = max(branches, key=lambda branch: branch.common_prefix_length(messages, tools))
         return closest.branch(messages, tools)
 
-    async def _ask(self, branch: Session, question: Question) -> Answer:
+    async def _ask(self, branch: Session, question: Question, watch: Watch | None) -> Answer:
         refusals = self.refusals
         try:
-            reply = await branch.reply(question.messages, question.tools, question.limit)
+            reply = await branch.reply(question.messages, question.tools, question.limit, watch)
         except LimitReached as reached:
             self.limit, self.refusals = reached.limit, refusals + 1
             raise limit_error(reached) from None

@@ -1,7 +1,6 @@
 """``/v1/messages``, Anthropic's API: its requests and its answers, complete or streamed. Here the content of a message
 is a list of blocks; calls are blocks of the assistant, and their results are blocks of the user."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -10,9 +9,9 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue
 from whet.core.content import Content, Part, text_of
 from whet.core.types import Message
 from whet.data.messages import read_by
+from whet.endpoint.messages_events import MessagesEvents
 from whet.endpoint.request import (
     Answer,
-    ApiError,
     Arguments,
     Body,
     Function,
@@ -24,7 +23,6 @@ from whet.endpoint.request import (
     TextOrParts,
     incoming,
     only,
-    pieces,
     sent_content,
     strict_of,
     text_of_reply,
@@ -32,19 +30,6 @@ from whet.endpoint.request import (
 )
 
 _CHOICES = ({"type": "auto"}, {"type": "none"}, {"type": "auto", "disable_parallel_tool_use": False})
-_KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-}
-
-
-def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """Return the error in Anthropic's format."""
-    kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
 class ThinkingBlock(BaseModel):
@@ -203,18 +188,8 @@ class MessagesRequest(Conversation, Request):
             },
         }
 
-    def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
-        ending = {"stop_reason": body["stop_reason"], "stop_sequence": body["stop_sequence"]}
-        begun = {**body, **dict.fromkeys(ending), "content": [], "usage": {**body["usage"], "output_tokens": 0}}
-        yield _event("message_start", message=begun)
-        for index, block in enumerate(body["content"]):
-            empty, kind, key, text = _streamed(block)
-            yield _event("content_block_start", index=index, content_block=empty)
-            for piece in pieces(text):
-                yield _event("content_block_delta", index=index, delta={"type": kind, key: piece})
-            yield _event("content_block_stop", index=index)
-        yield _event("message_delta", delta=ending, usage=body["usage"])
-        yield _event("message_stop")
+    def events(self, begun: dict[str, Any]) -> MessagesEvents:
+        return MessagesEvents(begun)
 
 
 def _blocks(reply: Message) -> Iterator[dict[str, Any]]:
@@ -225,16 +200,3 @@ def _blocks(reply: Message) -> Iterator[dict[str, Any]]:
     for call in reply.get("tool_calls", []):
         function = call["function"]
         yield {"type": "tool_use", "id": call["id"], "name": function["name"], "input": function["arguments"]}
-
-
-def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], str, str, str]:
-    """Return the block without its text, the type and the key of its pieces, and the text."""
-    if block["type"] == "tool_use":
-        text = json.dumps(block["input"], ensure_ascii=False)
-        return {**block, "input": {}}, "input_json_delta", "partial_json", text
-    key = block["type"]  # text or thinking
-    return {**block, key: ""}, f"{key}_delta", key, block[key]
-
-
-def _event(kind: str, **data: Any) -> str:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n"

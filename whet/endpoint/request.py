@@ -5,11 +5,12 @@ own. Independent of HTTP.
 """
 
 import json
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from uuid import uuid4
 
 from pydantic import (
@@ -23,16 +24,19 @@ from pydantic import (
     model_validator,
 )
 
-from whet.base.errors import WhetError
+from whet.base.errors import DataError, WhetError
 from whet.chat.calls import checked_arguments, match_results
 from whet.core.content import Content, ImagePart, content_of, text_of
 from whet.core.types import Message, ToolCall
 from whet.data.messages import read_by
 from whet.fetch.images import read_image, source_of
 
+if TYPE_CHECKING:
+    from whet.endpoint.events import Events
+
 R = TypeVar("R", bound=BaseModel)
 
-_PIECE = 64  # characters of a streamed piece
+log = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
@@ -41,6 +45,16 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
+
+
+def api_error(error: Exception) -> ApiError:
+    """Return the error of a call as the client gets it."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, DataError):
+        return ApiError(400, str(error))
+    log.error("a call of the endpoint failed", exc_info=error)
+    return ApiError(500, str(error) if isinstance(error, WhetError) else type(error).__name__)
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
@@ -171,8 +185,8 @@ class Request(Body, ABC):
         """Return the complete answer as JSON. ``decode`` returns the text of tokens."""
 
     @abstractmethod
-    def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
-        """Return the server-sent events of ``body``."""
+    def events(self, begun: dict[str, Any]) -> "Events":
+        """Return the events of a streamed answer. ``begun``: the body of the answer without its contents."""
 
 
 class OpenAIRequest(Request):
@@ -235,8 +249,3 @@ def to_answer(messages: list[Message]) -> list[Message]:
 def strict_of(tools: Iterable[Function]) -> bool | None:
     """Return True if a client requires arguments that match the schema of any tool, else None."""
     return True if any(tool.strict for tool in tools) else None
-
-
-def pieces(text: str) -> Iterator[str]:
-    """Split a text for streaming."""
-    return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))

@@ -1,7 +1,6 @@
 """``/v1/responses``: its requests and its answers, complete or streamed. In this API a conversation is a list of items;
 a reply of the model consists of one or more of them."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -21,11 +20,11 @@ from whet.endpoint.request import (
     incoming,
     only,
     outgoing,
-    pieces,
     strict_of,
     text_of_reply,
     to_answer,
 )
+from whet.endpoint.responses_events import ResponsesEvents, message_item, reasoning_item
 
 
 class MessageItem(BaseModel):
@@ -137,10 +136,8 @@ class ResponsesRequest(OpenAIRequest):
             },
         }
 
-    def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
-        for number, event in enumerate(_events(body)):
-            event["sequence_number"] = number
-            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+    def events(self, begun: dict[str, Any]) -> ResponsesEvents:
+        return ResponsesEvents(begun)
 
 
 def _message(role: str, content: Content) -> Message:
@@ -180,38 +177,10 @@ def _items(answer: Answer, status: str) -> Iterator[dict[str, Any]]:
     reply = answer.message
     calls = reply.get("tool_calls", [])
     if reasoning := reply.get("reasoning_content"):
-        content = [{"type": "reasoning_text", "text": reasoning}]
-        yield {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": content}
+        yield reasoning_item(answer.id, reasoning)
     if reply["content"] or not calls:
-        part = {"type": "output_text", "text": reply["content"], "annotations": []}
-        common = {"id": f"msg_{answer.id}", "status": status}
-        yield {"type": "message", "role": "assistant", "content": [part], **common}
+        yield message_item(answer.id, str(reply["content"]), status)
     for number, call in enumerate(calls):
         id, name, arguments = outgoing(call)
         common = {"id": f"fc_{answer.id}_{number}", "status": status}
         yield {"type": "function_call", "call_id": id, "name": name, "arguments": arguments, **common}
-
-
-def _events(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    begun = {**body, "status": "in_progress", "output": [], "usage": None}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
-    for index, item in enumerate(body["output"]):
-        place = {"output_index": index, "item_id": item["id"]}
-        empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
-        yield {"type": "response.output_item.added", "output_index": index, "item": {**item, **empty}}
-        if item["type"] == "function_call":
-            for piece in pieces(item["arguments"]):
-                yield {"type": "response.function_call_arguments.delta", "delta": piece, **place}
-            whole = {"arguments": item["arguments"], "name": item["name"]}
-            yield {"type": "response.function_call_arguments.done", **whole, **place}
-        elif item["type"] == "message":
-            [part] = item["content"]
-            place |= {"content_index": 0}
-            yield {"type": "response.content_part.added", "part": {**part, "text": ""}, **place}
-            for piece in pieces(part["text"]):
-                yield {"type": "response.output_text.delta", "delta": piece, "logprobs": [], **place}
-            yield {"type": "response.output_text.done", "text": part["text"], "logprobs": [], **place}
-            yield {"type": "response.content_part.done", "part": part, **place}
-        yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    yield {"type": f"response.{body['status']}", "response": body}

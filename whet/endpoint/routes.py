@@ -1,7 +1,7 @@
 """The HTTP routes of an endpoint: they read requests, pass them to the responder, and return answers and errors."""
 
 import asyncio
-import logging
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,24 +11,23 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from whet.base.errors import DataError, WhetError
 from whet.core.types import Message
 from whet.endpoint.body import read_body
 from whet.endpoint.chat import ChatMessage, ChatRequest, Tool
 from whet.endpoint.conversations import check_tools
-from whet.endpoint.messages import Conversation, MessagesRequest, anthropic_error
-from whet.endpoint.request import ApiError, Request, openai_error, read
+from whet.endpoint.messages import Conversation, MessagesRequest
+from whet.endpoint.messages_events import anthropic_error
+from whet.endpoint.request import ApiError, Request, api_error, openai_error, read
 from whet.endpoint.responses import ResponsesRequest
+from whet.endpoint.streaming import AnswerStream
 
 if TYPE_CHECKING:
     from whet.endpoint.server import Endpoint
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 
 class Tokenize(BaseModel):
@@ -59,15 +58,24 @@ class Routes:
 
     async def _ask(self, kind: type[Request], request: HttpRequest) -> Response:
         responder = self._endpoint.responder(request)
-        with self._endpoint.call(responder):
+        decode = self._endpoint.renderer.decode
+        with contextlib.ExitStack() as counted:
+            counted.enter_context(self._endpoint.call(responder))
             call = read(kind, await read_body(request))
             self._check_model(call.model)
             repeated = request.headers.get("x-stainless-retry-count", "0") != "0"
-            answer = await _while_connected(request, responder.answer(call.question(), repeated))
-        body = call.body(answer, self._endpoint.renderer.decode)
-        if not call.stream:
-            return JSONResponse(body)
-        return StreamingResponse(call.stream_of(body), media_type="text/event-stream")
+            question = call.question()
+            if not call.stream:
+                answer = await _while_connected(request, responder.answer(question, repeated))
+                return JSONResponse(call.body(answer, decode))
+            stream = AnswerStream(call, partial(responder.answer, question, repeated), decode)
+            try:
+                await _while_connected(request, stream.begun())
+            except BaseException:
+                await stream.close()
+                raise
+            stream.counted = counted.pop_all()
+            return stream
 
     async def _models(self, request: HttpRequest) -> Response:
         self._endpoint.responder(request)
@@ -139,16 +147,10 @@ def _guarded(route: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[H
     async def answer(request: HttpRequest) -> Response:
         try:
             return await route(request)
-        except ApiError as error:
-            return _refused(request, error)
-        except DataError as error:
-            return _refused(request, ApiError(400, str(error)))
         except ClientDisconnect:
             return Response(status_code=499)  # the client has disconnected
         except Exception as error:
-            log.exception("a call of the endpoint failed")
-            message = str(error) if isinstance(error, WhetError) else type(error).__name__
-            return _refused(request, ApiError(500, message))
+            return _refused(request, api_error(error))
 
     return answer
 

@@ -7,7 +7,7 @@
 For example: ``Completion(tokens=[57, 2], logprobs=[-0.3, 0.0], versions=(3, 3), finish_reason="stop")``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -144,6 +144,18 @@ class Engine(Protocol[M]):
 
     async def close(self) -> None:
         """Release everything. Requests in flight return their tokens so far, with finish reason ``aborted``."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """An engine that also hands out tokens while it samples, for clients that asked for a stream. Optional."""
+
+    async def stream(
+        self, prompt: list[int], params: SamplingParams, session: str, sampled: Callable[[list[int]], None]
+    ) -> Completion:
+        """Like ``Engine.sample``. ``sampled`` is called in the event loop with the new tokens of the completion, in
+        their order; the last ones may come with the completion only."""
         ...
 
 

@@ -73,6 +73,11 @@ class Sampling(Config):
         return "budget" if self.thinking_budget is not None else self.thinking or ""
 
     @property
+    def controls_thinking(self) -> bool:
+        """Return whether these settings open or end thoughts, which are then separated from every reply."""
+        return self.thinking is not None or self.thinking_budget is not None
+
+    @property
     def distribution(self) -> Distribution:
         """The distribution under which log-probs are computed. Greedy sampling uses temperature 1 here."""
         return (

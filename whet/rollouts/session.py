@@ -23,11 +23,12 @@ from whet.chat.thinking import split_thinking
 from whet.core.content import image_urls, in_text, text_of
 from whet.core.expert_ids import fill_missing
 from whet.core.types import Message, Span, Trajectory, Usage
-from whet.engines.base import Completion, Engine, SamplingParams
+from whet.engines.base import Completion, Engine
 from whet.metrics.clock import Timing
 from whet.rollouts.observation import shorten
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.thinking import opening, sample_reply
+from whet.rollouts.watched import Watch, sampler, watched
 
 Schemas = list[dict[str, Any]]  # of tools, as chat templates take them
 USED_UP = "the episode has used up its"
@@ -122,9 +123,16 @@ class Session:
         """Return whether the messages start with all messages of this branch and continue them."""
         return self.common_prefix_length(messages, tools) == len(self._original) < len(messages)
 
-    async def reply(self, messages: Sequence[Message], tools: Schemas | None = None, limit: int | None = None) -> Reply:
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Schemas | None = None,
+        limit: int | None = None,
+        watch: Watch | None = None,
+    ) -> Reply:
         """Sample the reply to a conversation, of at most ``limit`` tokens. ``messages`` is the whole conversation, of
-        which only the new messages are rendered. Raises ``DataError`` if it doesn't extend this branch,
+        which only the new messages are rendered. ``watch`` is called while the reply is sampled, if the engine hands
+        out tokens. Raises ``DataError`` if it doesn't extend this branch,
         ``PromptTooLong``, and ``LimitReached`` if a budget of the episode is used up."""
         check_images(self.recording.renderer, messages, f" of {self.recording.name}")
         async with self._busy, self.recording.clock():
@@ -133,7 +141,7 @@ class Session:
                     f"{self.recording.name}: the conversation does not continue what the model has seen; a rewritten "
                     "history needs a new branch (Session.branch)"
                 )
-            return await self._reply(messages[len(self._original) :], tools, limit)
+            return await self._reply(messages[len(self._original) :], tools, limit, watch)
 
     def branch(self, messages: Sequence[Message], tools: Schemas | None = None) -> Self:
         """Start a new branch of the same episode, for messages that don't extend this one. It keeps the tokens up to
@@ -164,7 +172,9 @@ class Session:
         pairs = zip(self._original, messages, strict=False)
         return next((i for i, (ours, other) in enumerate(pairs) if not _same(ours, other)), len(self._original))
 
-    async def _reply(self, new: Sequence[Message], tools: Schemas | None, limit: int | None) -> Reply:
+    async def _reply(
+        self, new: Sequence[Message], tools: Schemas | None, limit: int | None, watch: Watch | None
+    ) -> Reply:
         recording = self.recording
         renderer, sampling, usage = recording.renderer, recording.sampling, recording.usage
         if usage.turns >= sampling.max_turns:
@@ -183,16 +193,18 @@ class Session:
             params = replace(params, images=tuple(urls))
         usage.turns += 1
 
-        async def sample(history: list[int], params: SamplingParams) -> Completion:
-            return await recording.generator.sample(history, params, recording.name)
-
+        engine, name = recording.generator, recording.name
+        if watch is None:
+            sample = sampler(engine, name)
+        else:
+            sample = watched(engine, name, renderer, sampling, history, opened, watch)
         with recording.timing.waiting_for_generator():
             spans, completion = await sample_reply(sample, history, params, renderer, sampling.thinking_budget)
         usage.prompt_tokens += len(history)
         usage.cached_tokens += completion.cached
         usage.cut_thoughts += any(not span.trained for span in spans)
         message = renderer.parse_reply([*opened, *(token for span in spans for token in span.tokens)], tools)
-        if sampling.thinking is not None or sampling.thinking_budget is not None:
+        if sampling.controls_thinking:
             message = split_thinking(message)
         for call in message.get("tool_calls", ()):  # unique in the episode: programs match results to calls by id
             if counted(call["id"]) is not None or call["id"] in recording.call_ids:

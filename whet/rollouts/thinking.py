@@ -23,7 +23,7 @@ Sample = Callable[[list[int], SamplingParams], Awaitable[Completion]]
 def opening(history: Sequence[int], renderer: Renderer, sampling: Sampling) -> list[int]:
     """Return the tokens to insert before the reply, after ``history``: none if the chat template has written them.
     Raises ``ConfigError`` for a template whose thoughts have other tags."""
-    if sampling.thinking is not None or sampling.thinking_budget is not None:
+    if sampling.controls_thinking:
         renderer.check_thinking()
     if sampling.thinking is None:
         return []

@@ -14,6 +14,7 @@ from whet.core.types import Message, Span
 from whet.endpoint.request import incoming, outgoing
 from whet.engines.base import Completion
 from whet.rollouts.session import LimitReached, Recording, Reply, Schemas, Session
+from whet.rollouts.watched import Watch
 
 _DEADLINE, _RETRIES, _MOST_BYTES = 600.0, 5, 50_000_000
 _REPEAT = (408, 409, 425, 429, 500, 502, 503, 504)
@@ -101,7 +102,9 @@ def parse_address(address: str, key_variable: str) -> tuple[str, str, str | None
 class RemoteSession(Session):
     """A conversation with a remote model. Its spans count tokens and hold none."""
 
-    async def _reply(self, new: Sequence[Message], tools: Schemas | None, limit: int | None) -> Reply:
+    async def _reply(
+        self, new: Sequence[Message], tools: Schemas | None, limit: int | None, watch: Watch | None
+    ) -> Reply:
         recording = self.recording
         sampling, usage = recording.sampling, recording.usage
         if usage.turns >= sampling.max_turns:

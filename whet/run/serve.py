@@ -16,6 +16,7 @@ from whet.endpoint.server import Endpoint
 from whet.engines.base import Engine
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import PromptTooLong, Recording, Session
+from whet.rollouts.watched import Watch
 from whet.run.build import open_generator
 from whet.tasks.base import Address
 
@@ -32,7 +33,7 @@ class ServedModel:
         self.generator, self.renderer, self.longest, self.seed = generator, renderer, context, seed
         self.calls = 0
 
-    async def answer(self, question: Question, repeated: bool) -> Answer:
+    async def answer(self, question: Question, repeated: bool, watch: Watch | None = None) -> Answer:
         """See ``Responder``."""
         self.calls += 1
         requested = question.sampling.seed
@@ -41,7 +42,7 @@ class ServedModel:
         recording = Recording(self.generator, self.renderer, sampling, f"call {self.calls}", abs(seed))
         check_tools(self.renderer, question)
         try:
-            reply = await Session(recording).reply(question.messages, question.tools)
+            reply = await Session(recording).reply(question.messages, question.tools, watch=watch)
         except PromptTooLong:
             what = f"the conversation leaves no room for a reply in the context of {self.longest} tokens"
             raise ApiError(400, what, code="context_length_exceeded", param="messages") from None

@@ -18,6 +18,9 @@ _FENCE = re.compile(r"```(?:json)?\s*```")
 _BETWEEN = re.compile(r"[\s;,]*")
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\](\w*)\s*)?(?:\[ARGS\])?\s*(?={)")
 _PYTHON = ("<|python_start|>", "<|python_end|>")
+BARE = ("<|python_tag|>", "[TOOL_CALLS]", "```", *_PYTHON)
+"""Marks with which the part of a reply begins that ``read_bare`` and ``read_llama4`` may remove; so does a line that
+begins with a bracket."""
 
 
 def json_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any, int]:

@@ -38,6 +38,8 @@ class Request:
     cached: int = 0  # prompt tokens that were not computed for it
     experts: list[Ids] = field(default_factory=list)  # of the prompt's tokens and of fed tokens, if recorded
     cancelled: bool = False  # set by another thread; the row is dropped before the next step
+    sampled: Callable[[list[int]], None] | None = None  # gets the new tokens of each step, for a stream
+    handed_out: int = 0  # tokens that it got
 
     def __post_init__(self) -> None:
         self.uniforms = uniform_stream(self.params.seed, max(self.limit, 0))

@@ -9,7 +9,7 @@ request in flight and every later one fails with its error.
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -98,7 +98,17 @@ class TorchGenerator:
 
         Raises WhetError for invalid parameters and DeadlineError if the engine makes no progress.
         """
+        return await self._sample(self._request(prompt, params))
+
+    async def stream(
+        self, prompt: list[int], params: SamplingParams, session: str, sampled: Callable[[list[int]], None]
+    ) -> Completion:
+        """See ``StreamingEngine``."""
         request = self._request(prompt, params)
+        request.sampled = sampled
+        return await self._sample(request)
+
+    async def _sample(self, request: Request) -> Completion:
         if request.limit <= 0:
             request.finish = "length"
             return request.completion(self.version)
@@ -189,6 +199,7 @@ class TorchGenerator:
         except BaseException as failure:
             self._failure = failure
             outcomes = [(request, _engine_error(failure)) for request in list(self._futures)]
+        self._hand_out(list(self._decoder.rows))
         with self._lock:
             self._stepping = False
             self._progress = time.monotonic()
@@ -212,6 +223,14 @@ class TorchGenerator:
             future = self._futures.get(request)
             if future is not None and not future.get_loop().is_closed():
                 future.get_loop().call_soon_threadsafe(self._settle, request, outcome)
+
+    def _hand_out(self, requests: list[Request]) -> None:
+        """Pass the new tokens of unfinished requests to the loops that watch them."""
+        for request in requests:
+            future = self._futures.get(request) if request.sampled is not None else None
+            if request.sampled is not None and future is not None and not future.get_loop().is_closed():
+                new, request.handed_out = request.tokens[request.handed_out :], len(request.tokens)
+                future.get_loop().call_soon_threadsafe(request.sampled, new)
 
     # Pauses and weights
 

@@ -11,7 +11,7 @@ import asyncio
 import gc
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,6 +93,17 @@ class VllmGenerator:
         Raises WhetError for invalid parameters, DeadlineError if the engine makes no progress and GeneratorError if it
         has died.
         """
+        return await self._sample(prompt, params, None)
+
+    async def stream(
+        self, prompt: list[int], params: SamplingParams, session: str, sampled: Callable[[list[int]], None]
+    ) -> Completion:
+        """See ``StreamingEngine``: 16 tokens at a time."""
+        return await self._sample(prompt, params, sampled)
+
+    async def _sample(
+        self, prompt: list[int], params: SamplingParams, sampled: Callable[[list[int]], None] | None
+    ) -> Completion:
         await self._settled.wait()
         self._check(prompt, params)
         limit = min(params.max_new_tokens, self.config.max_context - len(prompt))
@@ -100,7 +111,7 @@ class VllmGenerator:
             return Completion([], [], (self.version, self.version), "length")
         engine = await self._started()
         name = f"whet-{next(self._ids)}"
-        task = asyncio.ensure_future(self._collect(engine, name, prompt, vllm_params(params, limit)))
+        task = asyncio.ensure_future(self._collect(engine, name, prompt, vllm_params(params, limit), sampled))
         self._in_flight[name] = task
         try:
             while not task.done():
@@ -123,12 +134,17 @@ class VllmGenerator:
         check_request(prompt, params, self._vocab, stops=self.tokenizer is not None)
 
     async def _collect(
-        self, engine: "AsyncLLM", name: str, prompt: list[int], params: "vllm.SamplingParams"
+        self,
+        engine: "AsyncLLM",
+        name: str,
+        prompt: list[int],
+        params: "vllm.SamplingParams",
+        sampled: Callable[[list[int]], None] | None,
     ) -> Completion:
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        last = None
+        last, handed_out = None, 0
         if len(self._in_flight) <= 1:
             self._progress = time.monotonic()  # an idle engine has no output
         salt = str(self.version) if self.config.on_refit == "keep" else None  # hides cache entries of older weights
@@ -137,6 +153,9 @@ class VllmGenerator:
             async for output in engine.generate(inputs, params, name, lora_request=self._adapter()):
                 last = output
                 self._progress = time.monotonic()
+                if sampled is not None:
+                    sampled(list(output.outputs[0].token_ids[handed_out:]))
+                    handed_out = len(output.outputs[0].token_ids)
         except (EngineDeadError, EngineGenerateError) as error:
             raise self._died(error) from error
         assert last is not None
