@@ -12,13 +12,13 @@ from tests.toy import toy_recipe
 from tests.weights.test_in_process import learn_something
 from whet.base.errors import RefitError, WhetError
 from whet.engines.base import Completion, SamplingParams
-from whet.engines.router import Router, _Places
+from whet.engines.router import Router
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.run.build import build_generator, build_learner, build_renderer, build_sync
 
 
-def routed(replicas: int = 2, **settings: Any) -> Router:
-    return Router([make(max_batch=12) for _ in range(replicas)], **settings)
+def routed(replicas: int = 2, prefix_weight: float = 8.0) -> Router:
+    return Router([make(max_batch=12) for _ in range(replicas)], prefix_weight)
 
 
 class TestContract(PausableContract):
@@ -56,28 +56,16 @@ def test_an_episode_stays_with_its_replica_and_a_later_one_finds_the_prompt() ->
     run(router, body)
 
 
-def test_what_is_remembered_is_bounded_where_the_weights_never_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Places, "most", 10)
-    router = routed()
-
-    async def body() -> None:
-        for i in range(30):
-            await router.sample([*PROMPT, i % 200], SamplingParams(1), f"s{i}")
-        kept = [len(router._prompts), len(router._sessions)]
-        assert kept == [10, 10]
-
-    run(router, body)
-
-
 def test_a_prompt_that_all_want_spills_over_to_idle_replicas() -> None:
-    router = routed(3, slack=4)
+    router = routed(3, prefix_weight=10)
 
     async def body() -> None:
         tasks = [asyncio.create_task(router.sample(PROMPT, SamplingParams(30, seed=i), f"s{i}")) for i in range(12)]
         await asyncio.sleep(0)
-        assert router.load == [6, 3, 3]
+        prompt = len(PROMPT)
+        assert router.placement.outstanding == [prompt + 5 * 30, prompt + 5 * 30, prompt + 2 * 30]
         await asyncio.gather(*tasks)
-        assert router.load == [0, 0, 0]
+        assert router.placement.outstanding == [0, 0, 0]
 
     run(router, body)
 
@@ -108,7 +96,7 @@ def test_an_error_names_its_replica_and_the_others_are_closed() -> None:
         )
         assert isinstance(good, Completion)
         assert str(bad) == "replica 2 of 2: the engine died"
-        assert router.load == [0, 0]
+        assert router.placement.outstanding == [0, 0]
 
     run(router, body)
 

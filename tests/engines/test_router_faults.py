@@ -91,7 +91,7 @@ class Fleet:
     def __init__(self, count: int, restarts: int = 100, **settings: Any) -> None:
         self.made = [Fake(**settings) for _ in range(count)]
         self.starts = True
-        self.router: Any = Router(list(self.made), 16, self._rebuild, restarts)
+        self.router: Any = Router(list(self.made), 8.0, self._rebuild, restarts)
 
     def _rebuild(self, number: int) -> Any:
         self.made.append(Fake(version=None, starts=self.starts))
@@ -131,11 +131,11 @@ def test_what_a_lost_replica_had_under_way_is_answered_by_the_others(how: str) -
         router, (lost, other) = fleet.router, fleet.made
         tasks = [asyncio.create_task(router.sample([i], PARAMS, f"s{i}")) for i in range(10)]
         await asyncio.sleep(0.01)
-        assert router.load == [5, 5]
+        assert router.placement.outstanding == [25, 25]  # a token of prompt and four of limit
         lost.become(how)
         assert all(c.versions == (0, 0) for c in await asyncio.gather(*tasks))
         assert len(other.asked) == 10
-        assert router.load == [0, 0]
+        assert router.placement.outstanding == [0, 0]
         assert router.serving == {1}
         for i in range(0, 10, 2):  # sessions of the lost one have another from now on
             await router.sample([i, 1], PARAMS, f"s{i}")
@@ -178,7 +178,7 @@ def test_the_last_replica_is_not_replaced_and_its_error_is_the_callers() -> None
             fake.become("dead")
         out = await asyncio.gather(*(fleet.router.sample([i], PARAMS, "") for i in range(6)), return_exceptions=True)
         assert all(isinstance(error, GeneratorError) and "of 2: died" in str(error) for error in out)
-        assert fleet.router.load == [0, 0]
+        assert fleet.router.placement.outstanding == [0, 0]
         await fleet.router.close()
 
     in_loop(body)
@@ -264,7 +264,7 @@ def test_every_request_is_answered_once_whatever_dies_when(seed: int) -> None:
         await fleet.restarted()
         await fleet.publish(version + 1)
         assert router.serving == {0, 1, 2}
-        assert router.load == [0, 0, 0]
+        assert router.placement.outstanding == [0, 0, 0]
         assert all(fake.closed for fake in fleet.made if fake not in router.replicas)
         await router.close()
 

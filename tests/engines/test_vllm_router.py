@@ -34,7 +34,7 @@ def test_an_engine_that_is_killed_and_one_that_freezes_are_replaced_and_every_an
         tasks = [asyncio.ensure_future(router.sample(p, SamplingParams(300), f"s{p[0]}")) for p in prompts]
         await router.sample([9, 9], SamplingParams(2), "")
         assert not any(task.done() for task in tasks)
-        assert router.load == [4, 4]
+        assert min(router.placement.outstanding) > 0
         for process in processes:
             os.kill(process, how)
         out = await asyncio.gather(*tasks)

@@ -69,9 +69,10 @@ class GeneratorConfig(Config, ABC):
     """Maximum number of tokens of prompt and completion together."""
     replicas: int = Field(default=1, ge=1, le=1000)
     """Number of engines with the same weights; the samples of one prompt use the same replica."""
-    slack: int = Field(default=16, ge=0)
-    """With ``replicas``: a request goes to the replica that has its prompt in the prefix cache, unless that replica has
-    this many more requests in flight than the least busy one."""
+    prefix_weight: float = Field(default=2.0, ge=0)
+    """With ``replicas``: how many outstanding tokens a replica may have more than another one for each token of a
+    prompt that it has in its prefix cache and the other lacks, so that the request still goes to it. 0: only
+    outstanding tokens count."""
     restarts: int = Field(default=3, ge=0)
     """With ``replicas``: how often each replica that died or froze is restarted in a run, while the other replicas
     continue."""
@@ -170,7 +171,7 @@ class GeneratorConfig(Config, ABC):
             return pausable(replica(number), "generator.replicas")
 
         engines = [pausable_replica(number) for number in range(self.replicas)]
-        return Router(engines, self.slack, pausable_replica, self.restarts)
+        return Router(engines, self.prefix_weight, pausable_replica, self.restarts)
 
     def resolve_auto(self, model: "PretrainedConfig", device: Literal["cpu", "cuda"] | None = None) -> Self:
         """Return the settings with ``auto`` resolved to the dtype on a device; None: the device that it uses here."""

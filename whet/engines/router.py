@@ -1,5 +1,5 @@
-"""Several replicas as one generator. An episode stays on its replica, and the samples of one prompt use the same
-replica, on which the prompt is computed once; other requests go to the least busy replica.
+"""Several replicas as one generator. ``Placement`` chooses the replica of each request: where most of its prompt is
+cached, unless that replica is too busy.
 
 A replica that dies or freezes (``GeneratorError``, ``DeadlineError``) is lost: other replicas serve its requests in
 flight, and a new one is started in its place in the background, which serves after the next successful refit:
@@ -11,16 +11,14 @@ are set by the replicas; an error names the replica it comes from. If no replica
 """
 
 import asyncio
-import hashlib
 import logging
-from array import array
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from whet.base.errors import DeadlineError, GeneratorError, ReplicaLostError, WhetError
 from whet.engines.base import Completion, PausableEngine, SamplingParams
+from whet.engines.placement import Placement
 from whet.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -33,49 +31,20 @@ LOST = (GeneratorError, DeadlineError)
 log = logging.getLogger(__name__)
 
 
-class _Places:
-    """The replicas of the most recent sessions or prompts. Bounded, because a server's weights never change, so that
-    entries would never be dropped."""
-
-    most = 65_536
-
-    def __init__(self) -> None:
-        self._numbers = OrderedDict[str | bytes, int]()
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def of(self, name: str | bytes) -> int | None:
-        return self._numbers.get(name)
-
-    def put(self, name: str | bytes, number: int) -> None:
-        self._numbers[name] = number
-        self._numbers.move_to_end(name)
-        if len(self._numbers) > self.most:
-            self._numbers.popitem(last=False)
-
-    def drop(self, number: int) -> None:
-        """Drop all entries of a replica."""
-        self._numbers = OrderedDict((name, other) for name, other in self._numbers.items() if other != number)
-
-    def clear(self) -> None:
-        self._numbers.clear()
-
-
 class Router(Generic[M]):
-    """``slack``: how many more requests than the least busy one a replica may have before a prompt in its prefix cache
-    is sent elsewhere. ``rebuild`` creates a new engine for a replica's number, at most ``restarts`` times for each."""
+    """``prefix_weight`` is the weight of ``Placement``. ``rebuild`` creates a new engine for a replica's number, at
+    most ``restarts`` times for each."""
 
     def __init__(
         self,
         replicas: Sequence[PausableEngine[M]],
-        slack: int = 16,
+        prefix_weight: float = 2.0,
         rebuild: Callable[[int], PausableEngine[M]] | None = None,
         restarts: int = 0,
     ) -> None:
         self.replicas = list(replicas)
-        self.slack, self.rebuild = slack, rebuild
-        self.load = [0] * len(self.replicas)  # requests in flight
+        self.rebuild = rebuild
+        self.placement = Placement(len(self.replicas), prefix_weight)
         self.serving = set(range(len(self.replicas)))
         self.ready = set[int]()  # started as replacements of lost replicas
         # remaining restarts of each replica
@@ -85,45 +54,30 @@ class Router(Generic[M]):
         self._settled = asyncio.Event()  # set while no refit is in progress
         self._settled.set()
         self._metrics = Metrics()
-        self._sessions = _Places()  # since the weights last changed, because older entries are not cached
-        self._prompts = _Places()
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
         """See ``Engine``. If its replica is lost, another one samples the request."""
         while True:
             await self._settled.wait()
-            number = self._choose(prompt, session)
+            if not self.serving:
+                raise GeneratorError(f"all {len(self.replicas)} replicas of the generator are lost")
+            place = self.placement.begin(self.serving, prompt, params.max_new_tokens, params.images)
+            number = place.number
             engine = self.replicas[number]
             task = asyncio.ensure_future(engine.sample(prompt, params, session))
-            self.load[number] += 1
             self._in_flight[number].add(task)
             try:
                 await asyncio.wait({task})
                 if self._is_alive(number, engine) or not task.cancelled():
-                    return await self._call(number, task)
+                    completion = await self._call(number, task)
+                    self.placement.answered(place, prompt, completion.tokens, params.images)
+                    return completion
             except LOST as error:
                 self._lose(number, engine, error)
             finally:
                 task.cancel()  # if the caller is cancelled
-                self.load[number] -= 1
+                self.placement.end(place)
                 self._in_flight[number].discard(task)
-
-    def _choose(self, prompt: list[int], session: str) -> int:
-        """Return the session's replica; else the prompt's, if that is not too busy; else the least busy one."""
-        if not self.serving:
-            raise GeneratorError(f"all {len(self.replicas)} replicas of the generator are lost")
-        idle = min(sorted(self.serving), key=self.load.__getitem__)
-        number = self._sessions.of(session) if session else None
-        key = hashlib.blake2b(array("q", prompt)).digest()  # prompts are long, and entries live long
-        place = self._prompts.of(key)
-        if number is None:
-            number = idle if place is None else place
-            if self.load[number] - self.load[idle] >= self.slack:
-                number = idle
-        if session:
-            self._sessions.put(session, number)
-        self._prompts.put(key, number if place is None else place)
-        return number
 
     # Replicas that are lost
 
@@ -140,8 +94,7 @@ class Router(Generic[M]):
         self._metrics.sum("generator/lost", 1)
         self.serving.discard(number)
         self.ready.discard(number)
-        self._sessions.drop(number)
-        self._prompts.drop(number)
+        self.placement.drop(number)
         for task in self._in_flight[number]:
             task.cancel()
         restarting = asyncio.ensure_future(self._restart(number))
@@ -192,7 +145,7 @@ class Router(Generic[M]):
 
     async def resume(self, version: int) -> None:
         """See ``PausableEngine``."""
-        self._forget()
+        self.placement.clear()
         await self._each(self.serving, lambda replica: replica.resume(version))
 
     @property
@@ -226,12 +179,7 @@ class Router(Generic[M]):
         alive = {number for number, engine in engines.items() if self._is_alive(number, engine)}
         self.ready -= alive
         self.serving |= alive
-        self._forget()
-
-    def _forget(self) -> None:
-        """Clear the record of cached prompts, because nothing is cached under new weights."""
-        self._sessions.clear()
-        self._prompts.clear()
+        self.placement.clear()
 
     async def sleep(self, new_weights: bool = False) -> None:
         """See ``PausableEngine``."""

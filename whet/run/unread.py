@@ -36,7 +36,7 @@ def idle(recipe: "Recipe") -> Iterator[tuple[str, str]]:
             ),
             (generator.in_process or weights.digest, "weights.columns", "weights.digest = true"),
             (weights.probe, "weights.probe_tokens probe_tolerance", "weights.probe = true"),
-            (generator.replicas > 1, "generator.slack restarts", "generator.replicas is 2 or more"),
+            (generator.replicas > 1, "generator.prefix_weight restarts", "generator.replicas is 2 or more"),
             (recipe.devices.placement == "colocated", "generator.sleep_level", "devices.placement = colocated"),
             (
                 rollouts.max_staleness > 0,

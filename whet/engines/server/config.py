@@ -109,7 +109,7 @@ class RemoteConfig(GeneratorConfig):
         if len(self.urls) == 1:
             return engine(0)
         engines = [engine(number) for number in range(len(self.urls))]
-        return Router(engines, self.slack, lambda number: engine(number, returns=True), self.restarts)
+        return Router(engines, self.prefix_weight, lambda number: engine(number, returns=True), self.restarts)
 
     def build_replica(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment

@@ -1,0 +1,107 @@
+"""The choice of a replica for each request, counted in tokens."""
+
+import random
+
+import pytest
+
+from benchmarks.routing import ByRequests, means
+from whet.engines.placement import CachedTexts, Placement
+
+ALL = {0, 1, 2}
+LONG, OTHER = list(range(100)), list(range(500, 600))
+
+
+def test_the_samples_of_a_prompt_meet_and_another_prompt_goes_where_fewest_tokens_are_outstanding() -> None:
+    placement = Placement(3, 8.0)
+    places = [placement.begin(ALL, LONG, 10) for _ in range(8)]
+    assert [place.number for place in places] == [0] * 8
+    assert [place.cost for place in places] == [110] + [10] * 7, "the prompt is computed once"
+    assert placement.begin(ALL, OTHER, 500).number == 1
+    assert placement.begin(ALL, [1, 2, 3], 10).number == 2
+    assert placement.outstanding == [180, 600, 13]
+
+
+def test_a_busy_replica_loses_a_prompt_once_the_others_have_that_much_less_to_do() -> None:
+    placement = Placement(2, 2.0)
+    # With 100 tokens missing elsewhere, the first replica may have up to 200 outstanding tokens more.
+    numbers = [placement.begin({0, 1}, LONG, 50).number for _ in range(6)]
+    assert numbers == [0, 0, 0, 1, 1, 1]
+    alone = Placement(2, 0.0)
+    assert [alone.begin({0, 1}, LONG, 50).number for _ in range(4)] == [0, 1, 0, 1], "only outstanding tokens count"
+
+
+def test_an_episode_stays_where_its_history_is_and_a_common_beginning_draws_nobody() -> None:
+    placement = Placement(3, 2.0)
+    system, replies = list(range(32)), [[7] * 40, [8] * 40, [9] * 40]
+    prompts = [[*system, *range(start, start + 60)] for start in (100, 200, 300)]
+    places = [placement.begin(ALL, prompt, 50) for prompt in prompts]
+    assert [place.number for place in places] == [0, 1, 2], "32 of 92 tokens are cached at the first one"
+    for place, prompt, reply in zip(places, prompts, replies, strict=True):
+        placement.end(place)
+        placement.answered(place, prompt, reply)
+    for index in (2, 0, 1):
+        history = [*prompts[index], *replies[index], 1, 2, 3]
+        again = placement.begin(ALL, history, 50)
+        assert again.number == index
+        # 131 of its 135 tokens were sent or sampled there, 128 of them in whole blocks; replies have 40 tokens
+        assert again.cost == 7 + 40
+
+
+def test_completions_count_as_long_as_they_were_on_average_and_never_beyond_their_limit() -> None:
+    placement = Placement(1, 8.0)
+    for length in (10, 20):
+        place = placement.begin({0}, [1], 1000)
+        placement.end(place)
+        placement.answered(place, [1], [5] * length)
+    assert placement.begin({0}, [2], 1000).cost == 1 + 15
+    assert placement.begin({0}, [3], 5).cost == 1 + 5
+
+
+def test_images_are_part_of_a_prompt() -> None:
+    placement = Placement(2, 8.0)
+    placement.begin({0, 1}, [-1] * 64, 1, ["a cat"])
+    assert placement.begin({0, 1}, [-1] * 64, 1, ["a dog"]).number == 1
+    assert placement.begin({0, 1}, [-1] * 64, 1, ["a cat"]).number == 0
+
+
+def test_nothing_is_cached_under_new_weights_or_on_a_replica_that_was_lost() -> None:
+    for change in (Placement.clear, lambda placement: placement.drop(0)):
+        placement = Placement(2, 8.0)
+        placement.end(placement.begin({0, 1}, LONG, 10))
+        assert placement.begin({0, 1}, LONG, 10).cost == 10
+        change(placement)
+        assert placement.begin({0, 1}, LONG, 10).number == 1
+
+
+def test_the_record_of_cached_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CachedTexts, "most", 10)
+    placement = Placement(1, 8.0)
+    for i in range(30):
+        placement.begin({0}, [i] * 40, 1)
+    assert len(placement._cached[0]) == 10
+    assert placement.begin({0}, [29] * 40, 1).cost == 1, "the least recent texts are dropped first"
+
+
+def test_nothing_is_outstanding_in_the_end_whatever_happens() -> None:
+    rng, placement = random.Random(1), Placement(3, 8.0)
+    places = []
+    for _ in range(500):
+        serving = set(rng.sample(range(3), rng.randint(1, 3)))
+        prompt = [rng.randrange(3) for _ in range(rng.randint(1, 60))]
+        places.append((placement.begin(serving, prompt, rng.randint(1, 99)), prompt))
+        assert places[-1][0].number in serving
+        if rng.random() < 0.5:
+            place, prompt = places.pop(rng.randrange(len(places)))
+            placement.end(place)
+            if rng.random() < 0.7:
+                placement.answered(place, prompt, [1] * rng.randint(0, 99))
+    for place, _ in places:
+        placement.end(place)
+    assert placement.outstanding == [0, 0, 0]
+
+
+def test_long_and_short_prompts_mixed_are_balanced_better_than_by_requests() -> None:
+    by_tokens, computed = means(Placement(4, 2.0), prompts=16, steps=2)
+    by_requests, computed_before = means(ByRequests(4), prompts=16, steps=2)
+    assert by_tokens - 1 < 0.7 * (by_requests - 1)
+    assert computed < 2 * computed_before
