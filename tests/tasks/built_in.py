@@ -25,6 +25,7 @@ BUILT_IN: list[TaskSet] = [
     Guessing(train_size=20, test_size=5),
     InstructionFollowing(train_size=20, test_size=5),
     LongContext(train_size=20, test_size=5),
+    LongContext(train_size=20, test_size=5, kinds=("chain", "comparison", "count")),
     MultipleChoice(train_size=20, test_size=5),
     MultipleChoice(train_size=20, test_size=5, mode="lenient"),
     MultipleChoice(train_size=20, test_size=5, mode="line"),

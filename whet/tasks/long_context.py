@@ -1,12 +1,13 @@
 """Long context: questions about facts scattered in a long text, generated from a seed or read from rows.
 
-Needles and variables as in RULER (arXiv 2404.06654), walks in a graph as in OpenAI's graphwalks.
+Needles and variables as in RULER (arXiv 2404.06654), walks in a graph as in OpenAI's graphwalks, and questions over
+several documents (``documents.py``).
 """
 
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,6 +17,8 @@ from whet.core.content import text_of
 from whet.core.types import Task
 from whet.data.row import read_rows
 from whet.tasks.cases import Kind
+from whet.tasks.documents import KINDS as DOCUMENT_KINDS
+from whet.tasks.documents import MOST_DOCUMENTS, DocumentKind, guesses
 from whet.tasks.gym.rows import GymRow
 from whet.tasks.task_source import SourcedTasks
 
@@ -31,7 +34,7 @@ FILLER = (
     ("the harbour", "the library", "a quiet street", "the station", "the hills", "a small museum"),
     ("all morning", "in the rain", "without a word", "before dinner", "as usual", "until late"),
 )
-Name = Literal["needle", "needles", "variables", "graph"]
+Name = Literal["needle", "needles", "variables", "graph"] | DocumentKind
 Posed = tuple[list[str], str, list[str]]  # facts in order, question, items of the answer
 _LAST_LINE = re.compile(r"[*_`\s]*final answer:[*_`\s]*\[(.*)\][*_`.\s]*", re.IGNORECASE)
 _COPIED = 8  # consecutive words that count as a copy
@@ -106,11 +109,14 @@ class LongContext(SourcedTasks[Items]):
 
     kinds: tuple[Name, ...] = Field(default=("needle", "needles", "variables", "graph"), min_length=1)
     """The kinds of questions: for one number, for several numbers, for variables set to each other, for walks in a
-    graph."""
+    graph; and over documents, for a chain, a comparison or a count."""
     words: int = Field(default=120, ge=1, le=10_000_000)
     """Approximate length of the text. A word is about 1.3 tokens."""
     items: int = Field(default=2, ge=1, le=15)
-    """Items of an answer; a graph has four nodes more."""
+    """Items of an answer; a graph has four nodes more. Over documents: steps of a chain; a comparison has two towns
+    more."""
+    documents: int = Field(default=10, ge=4, le=MOST_DOCUMENTS)
+    """Documents of a text, for the kinds over documents."""
     score: Literal["f1", "exact"] = "f1"
     """The reward: the F1 score of the items, or 1 if all are right, else 0. Too many items earn nothing."""
     max_copied: float = Field(default=0.25, ge=0, le=1)
@@ -121,17 +127,23 @@ class LongContext(SourcedTasks[Items]):
         return [Task("", row.shown(self.system), Items(row.answer)) for row in rows]
 
     def draw(self, rng: random.Random) -> Task[Items]:
-        facts, question, answer = KINDS[rng.choice(self.kinds)](rng, self.items)
-        missing = self.words - sum(len(fact.split()) for fact in facts)
-        fillers = list[str]()
-        while missing > 0:
-            fillers.append(" ".join(rng.choice(part) for part in FILLER) + ".")
-            missing -= len(fillers[-1].split())
-        order = iter(facts)
-        places = set(rng.sample(range(len(facts) + len(fillers)), len(facts)))
-        text = " ".join(next(order) if place in places else fillers.pop() for place in range(len(facts) + len(fillers)))
+        kind = rng.choice(self.kinds)
+        if kind in DOCUMENT_KINDS:
+            text, question, answer = self._over_documents(rng, kind)
+        else:
+            facts, question, answer = KINDS[kind](rng, self.items)
+            text = _scattered(rng, facts, self.words)
         form = "End with a line of this form, with the items in brackets: Final Answer: [first, second]"
         return Task("", self.ask(f"{text}\n\n{question}\n{form}"), Items(answer))
+
+    def _over_documents(self, rng: random.Random, kind: DocumentKind) -> tuple[str, str, list[str]]:
+        towns, question, answer = DOCUMENT_KINDS[kind](rng, self.items, self.documents)
+        documents = [
+            f"Document {number}: {town.name}\n"
+            + _scattered(rng, rng.sample(town.facts, len(town.facts)), self.words // self.documents)
+            for number, town in enumerate(towns, 1)
+        ]
+        return "\n\n".join(documents), question, [answer]
 
     def gold(self, task: Task[Items]) -> str:
         return f"Final Answer: [{', '.join(task.data.answer)}]"
@@ -146,6 +158,9 @@ class LongContext(SourcedTasks[Items]):
         yield "bad", "another item", "Final Answer: [zzz]", 0.0
         yield "adversarial", "every word of the text", f"Final Answer: [{every}]", 0.0
         yield "adversarial", "the form as it was asked for", "Final Answer: [first, second]", 0.0
+        for name, guess in guesses(text).items():
+            if [guess] != task.data.answer:
+                yield "adversarial", name, f"Final Answer: [{guess}]", 0.0
         if len(text.split()) > 60:
             yield "adversarial", "the whole text first", f"{text}\n{gold}", 0.0
 
@@ -173,6 +188,18 @@ class LongContext(SourcedTasks[Items]):
         runs = [start for start in range(len(words) - _COPIED + 1) if tuple(words[start : start + _COPIED]) in in_text]
         places = {place for start in runs for place in range(start, start + _COPIED)}
         return len(places) > max(40, self.max_copied * len(text))
+
+
+def _scattered(rng: random.Random, facts: Sequence[str], words: int) -> str:
+    """Return a text of about this number of words, with the facts in their order between other sentences."""
+    missing = words - sum(len(fact.split()) for fact in facts)
+    fillers = list[str]()
+    while missing > 0:
+        fillers.append(" ".join(rng.choice(part) for part in FILLER) + ".")
+        missing -= len(fillers[-1].split())
+    order = iter(facts)
+    places = set(rng.sample(range(len(facts) + len(fillers)), len(facts)))
+    return " ".join(next(order) if place in places else fillers.pop() for place in range(len(facts) + len(fillers)))
 
 
 def _words(text: str) -> list[str]:

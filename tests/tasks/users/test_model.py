@@ -94,7 +94,9 @@ def test_a_model_that_says_nothing_is_a_failure_and_never_a_reward(bad: str | in
 
 
 def test_a_conversation_that_is_too_long_for_the_model_is_a_failure_too() -> None:
-    too_long = lambda body: 400 if "Reply" in str(body["messages"]) else "Hello."  # noqa: E731
+    def too_long(body: dict[str, Any]) -> str | int:
+        return 400 if "Reply" in str(body["messages"]) else "Hello."
+
     with chat_server(too_long) as server, pytest.raises(JudgeError, match="HTTP 400"):
         played(desk(server.url), TALK)
 
