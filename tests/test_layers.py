@@ -42,6 +42,7 @@ DOTTED_PATH = re.compile(r"whet(\.\w+)+(:\w+)?")
 # Files below whet/ that may name modules of higher floors (a regular expression of them), and why.
 UPWARD_PATHS = {
     "config/moved.py": ".*",  # a table of renames: nothing is imported by it
+    "tasks/judges/hosted.py": r"whet\.endpoint\.hosted_judge:HostedJudge",  # loaded by its process, for torch
     "tasks/preference/reward_model_process.py": r"whet\.models\.reward_model",  # loaded by its process, for torch
 }
 

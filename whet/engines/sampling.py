@@ -63,6 +63,14 @@ def sample_tokens(
     return tokens, logprobs
 
 
+def likeliest_tokens(logits: Tensor, count: int) -> dict[int, float]:
+    """Return the ``count`` likeliest tokens of logits [V], the likeliest first, with their log-probs at temperature 1
+    without filters."""
+    x = logits if logits.dtype == torch.float64 else logits.float()
+    values, tokens = x.log_softmax(-1).topk(min(count, len(x)))
+    return dict(zip(tokens.tolist(), values.tolist(), strict=True))
+
+
 def _sample_block(
     logits: Tensor, uniforms: list[float], distributions: list[Distribution], greedy: list[bool]
 ) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from whet.config import Config
 from whet.config.base import within
 from whet.fetch import smollm2
 from whet.fetch.model import absolute_path, check_model
+from whet.tasks.judges.config import Judge
 
 Vision = Literal["frozen", "trained"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -83,3 +84,5 @@ def check_models(config: Config) -> None:
             if part.vision is not None:
                 require("images", "model.vision", "PIL")
             check_model(part.path)
+        if isinstance(part, Judge):
+            part.check_model()

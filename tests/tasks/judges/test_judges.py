@@ -19,9 +19,10 @@ from whet.tasks.episodes import play
 from whet.tasks.games import Guessing
 from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.judges.comparison import Comparison, read_comparison
+from whet.tasks.judges.config import Judge
 from whet.tasks.judges.genrm import ComparedEnvironments, GenRM
 from whet.tasks.judges.genrm_training import GenRMTraining
-from whet.tasks.judges.judge import Judge, JudgeClient, JudgeError
+from whet.tasks.judges.judge import JudgeClient, JudgeError
 from whet.tasks.judges.rubric import Judged, JudgedEnvironments
 from whet.tasks.math.arithmetic import Arithmetic
 from whet.tasks.traces import Traces
@@ -225,7 +226,7 @@ def test_only_answers_that_the_grader_calls_wrong_are_judged() -> None:
 
 
 def compared(answers: Answers, texts: list[str], **settings: Any) -> tuple[Group, list[dict[str, Any]]]:
-    environments: ComparedEnvironments = GenRM(taskset=TASKS, judge=JUDGE, **settings).open()
+    environments: ComparedEnvironments = GenRM(**{"taskset": TASKS, "judge": JUDGE} | settings).open()
     environments._client, seen = client(answers)
     rows = [episode([], messages=[*TASK.prompt, {"role": "assistant", "content": text}]) for text in texts]
     group = Group("g", TASK, rows)

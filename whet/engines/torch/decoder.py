@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whet.core.expert_ids import Ids, unknown
 from whet.engines.base import Completion, SamplingParams
-from whet.engines.sampling import sample_tokens, uniform_stream
+from whet.engines.sampling import likeliest_tokens, sample_tokens, uniform_stream
 from whet.engines.torch.decode_attention import BLOCK, ROWS
 from whet.engines.torch.engine_model import EngineModel
 from whet.engines.torch.prefix import Prefix
@@ -33,6 +33,7 @@ class Request:
     uniforms: np.ndarray = field(init=False)  # [limit] one draw per token
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    likeliest: list[dict[int, float]] = field(default_factory=list)  # if the parameters ask for them
     versions: tuple[int, int] | None = None
     finish: Literal["stop", "length", "aborted"] | None = None
     cached: int = 0  # prompt tokens that were not computed for it
@@ -65,7 +66,7 @@ class Request:
     def completion(self, version: int) -> Completion:
         """Return the result; ``version`` is used if no token was sampled."""
         versions = self.versions or (version, version)
-        result = Completion(self.tokens, self.logprobs, versions, self.finish or "aborted", self.cached)
+        result = Completion(self.tokens, self.logprobs, versions, self.finish or "aborted", self.cached, self.likeliest)
         if self.experts:
             last = len(self.prompt) + len(self.tokens) - sum(map(len, self.experts))
             result.experts = np.concatenate([*self.experts, unknown(last, self.experts[0].shape[1:])])
@@ -233,6 +234,8 @@ class Decoder:
         )
         if not np.isfinite(logprobs).all():
             raise FloatingPointError("the model's logits are not finite; the weights are damaged")
-        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
+        for row, (request, token, logprob) in enumerate(zip(requests, tokens, logprobs, strict=True)):
+            if count := request.params.likeliest:
+                request.likeliest.append(likeliest_tokens(logits[row], count))
             request.take(token, logprob, self.version, self.tokenizer)
         self.counters.sampled_tokens += len(requests)

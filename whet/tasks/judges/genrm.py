@@ -4,6 +4,8 @@
 import asyncio
 from typing import ClassVar
 
+from pydantic import model_validator
+
 from whet.core.content import text_of
 from whet.core.types import Episode, Group, Message, Status, Task
 from whet.tasks.base import Environment
@@ -17,8 +19,9 @@ from whet.tasks.judges.comparison import (
     pairs,
     read_comparison,
 )
-from whet.tasks.judges.judge import AnswerRefusedError, Judge, JudgeEnvironments
-from whet.tasks.judges.prompts import COMPARE, PRINCIPLE, asked, conversation, mark
+from whet.tasks.judges.config import Judge
+from whet.tasks.judges.judge import AnswerRefusedError, JudgeEnvironments
+from whet.tasks.judges.prompts import COMPARE, PREFER, PRINCIPLE, asked, conversation, mark
 from whet.tasks.wrapped import Rewarded
 
 
@@ -38,6 +41,12 @@ class GenRM(Rewarded):
     ``principle``, for reward models whose chat template has these roles. False: one user message, for any model."""
     length: LengthControl = LengthControl()
     """Terms for short answers."""
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> "GenRM":
+        if self.roles and self.judge.verdict == "logprobs":
+            raise ValueError("judge.verdict = logprobs asks in one message which answer is better; leave roles out")
+        return self
 
     def open(self) -> "ComparedEnvironments":
         return ComparedEnvironments(self)
@@ -86,7 +95,11 @@ class ComparedEnvironments(JudgeEnvironments):
             return _verdict(*accepted)
 
     async def _ask(self, task: Task, first: str, second: str, name: str) -> Comparison:
-        return await self.client.ask(self._question(task, first, second), read_comparison, name)
+        question = self._question(task, first, second)
+        if self.tasks.judge.verdict == "text":
+            return await self.client.ask(question, read_comparison, name)
+        likes = (await self.client.choose(question, ("1", "2"), name))["1"]
+        return Comparison(1 + 4 * likes, 5 - 4 * likes, 6 - 5 * likes)
 
     async def _accepts(self, task: Task, text: str, name: str) -> bool:
         """Return whether the judge accepts a request with the answer."""
@@ -105,8 +118,9 @@ class ComparedEnvironments(JudgeEnvironments):
             principle: Message = {"role": "principle", "content": self.tasks.principle}
             return [*task.prompt, *answers, *([principle] if self.tasks.principle else [])]
         text = conversation(task.prompt)
+        form = COMPARE if self.tasks.judge.verdict == "text" else PREFER
         return asked(
-            COMPARE.format(
+            form.format(
                 principle=self.tasks.principle, mark=mark(text, first, second), conversation=text, first=first,
                 second=second,
             )

@@ -1,4 +1,5 @@
-"""A judge: a language model behind an OpenAI-compatible chat API, such as ``whet serve``'s, that is asked for verdicts.
+"""The client of a judge, which is a language model that is asked for verdicts over OpenAI's chat API, on a server or in
+a process of the run.
 
 A request is repeated if the server fails or the verdict can't be read. A failure that persists is an infrastructure
 failure and raises an error; it is never a reward.
@@ -7,19 +8,19 @@ failure and raises an error; it is never a reward.
 import asyncio
 import json
 import logging
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from pydantic import Field
 
 from whet.base.errors import ConfigError
 from whet.base.seeds import derive_seed
-from whet.config import Config
 from whet.core.content import in_text
 from whet.core.types import Message
 from whet.fetch.http import Answer, HttpClient, UnansweredError, retried
 from whet.tasks.base import Environments, TaskSet, called
+from whet.tasks.judges.config import Judge
+from whet.tasks.judges.hosted import HostedLine
 
 if TYPE_CHECKING:
     import httpx
@@ -32,26 +33,7 @@ _REPEAT = {408, 409, 425, 429, *range(500, 600)}  # HTTP statuses after which a 
 _ABOUT_THE_TEXT = {400, 413, 422}  # HTTP statuses for a text that is too long or unreadable, or for any bad request
 _GREETING: list[Message] = [{"role": "user", "content": "Hello."}]
 _MAX_BYTES = 4_000_000
-
-
-class Judge(Config):
-    """The address of a judge, and the settings of requests to it."""
-
-    url: str = Field(pattern=r"^https?://")
-    """The URL of its API, e.g. http://127.0.0.1:8000/v1."""
-    model: str
-    """The name of the model in requests."""
-    api_key_env: str | None = None
-    """The environment variable that holds the key; None: no key."""
-    temperature: float = Field(0.0, ge=0)
-    max_tokens: int = Field(512, gt=0)
-    """Most tokens of a verdict."""
-    deadline: float = Field(120.0, gt=0)
-    """Seconds for one request."""
-    retries: int = Field(3, ge=0)
-    """Repeats of a request after a failure, or a verdict that can't be read."""
-    concurrency: int = Field(16, gt=0)
-    """Most requests in flight."""
+_LIKELIEST = 20  # tokens with log-probs, the most that OpenAI's API returns
 
 
 class JudgeError(Exception):
@@ -69,6 +51,7 @@ class JudgeClient:
         """``transport`` replaces the network in tests; ``role`` names the model in errors, if it is not a judge. Raise
         ``ConfigError`` if the key is not in the environment."""
         self.judge, self.role = judge, role
+        self.name = f"the {role} {judge.model}" if judge.url is None else f"the {role} at {judge.url}"
         headers = {}
         if judge.api_key_env is not None:
             if judge.api_key_env not in os.environ:
@@ -79,58 +62,78 @@ class JudgeClient:
         self._slots = asyncio.Semaphore(judge.concurrency)
         self._works = False  # whether the judge has answered a request
         self._warned = False  # about refused answers
-        self._http = HttpClient(judge.deadline, _MAX_BYTES, headers, transport)
+        self._line = (
+            HostedLine(judge, self.name)
+            if judge.url is None
+            else HttpClient(judge.deadline, _MAX_BYTES, headers, transport)
+        )
 
     async def ask(self, messages: Sequence[Message], read: Callable[[str], T | None], name: str) -> T:
         """Return the verdict that ``read`` extracts from the reply. If it returns None, the judge is asked again.
         ``name`` names the judged answer and determines the seeds.
 
-        Raises ``JudgeError`` if no reply could be read, ``AnswerRefusedError`` if the server refuses these messages,
+        Raises ``JudgeError`` if no reply could be read, ``AnswerRefusedError`` if the judge refuses these messages,
         and ``ConfigError`` if it refuses all requests.
         """
 
-        async def attempt(number: int) -> T:
-            async with self._slots:
-                text = await self._reply(messages, derive_seed("judge", name, number))
-            if (verdict := read(text)) is None:
+        def written(choice: dict[str, Any]) -> T:
+            text = choice["message"]["content"]
+            if not isinstance(text, str):
+                raise UnansweredError("its answer has no text")
+            if (value := read(text)) is None:
                 raise UnansweredError(f"no verdict in {text[-200:]!r}")
-            return verdict
+            return value
+
+        return await self._asked(messages, written, name)
+
+    async def choose(self, messages: Sequence[Message], choices: Collection[str], name: str) -> dict[str, float]:
+        """Return the probability of each choice, relative to all choices, as the first token of the reply. Raises what
+        ``ask`` raises; ``JudgeError`` if none is among the likeliest tokens."""
+
+        def verdict(choice: dict[str, Any]) -> dict[str, float]:
+            first = choice["logprobs"]["content"][0]["top_logprobs"]
+            return shares({scored["token"]: float(scored["logprob"]) for scored in first}, choices)
+
+        likeliest = {"max_tokens": 1, "logprobs": True, "top_logprobs": _LIKELIEST}
+        return await self._asked(messages, verdict, name, likeliest)
+
+    async def _asked(
+        self, messages: Sequence[Message], verdict: Callable[[dict[str, Any]], T], name: str,
+        changes: Mapping[str, Any] | None = None,
+    ) -> T:  # fmt: skip
+        """Return what ``verdict`` reads from the ``choices[0]`` of an answer."""
+        judge = self.judge
+
+        async def attempt(number: int) -> T:
+            body: dict[str, Any] = {
+                "model": judge.model, "messages": in_text(messages), "temperature": judge.temperature,
+                "max_tokens": judge.max_tokens, "seed": derive_seed("judge", name, number) % 2**31, **(changes or {}),
+            }  # fmt: skip
+            async with self._slots:
+                answer = await self._post(body)
+            try:
+                return verdict(json.loads(answer.text)["choices"][0])
+            except (ValueError, LookupError, TypeError) as error:
+                raise UnansweredError(f"{type(error).__name__}: {error}") from None
 
         try:
-            return await retried(attempt, self.judge.retries, "judge", name)
+            return await retried(attempt, judge.retries, "judge", name)
         except UnansweredError as error:
             what = "verdict on" if self.role == "judge" else "answer for"
-            attempts = self.judge.retries + 1
-            why = f"the {self.role} at {self.judge.url} gave no {what} {name} in {attempts} attempts: {error}"
+            why = f"{self.name} gave no {what} {name} in {judge.retries + 1} attempts: {error}"
             raise JudgeError(why) from None
-
-    async def _reply(self, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the judge's reply. Raises ``UnansweredError`` if the answer has none."""
-        judge = self.judge
-        body: dict[str, Any] = {
-            "model": judge.model, "messages": in_text(messages), "temperature": judge.temperature,
-            "max_tokens": judge.max_tokens, "seed": seed % 2**31,
-        }  # fmt: skip
-        answer = await self._post(body)
-        try:
-            text = json.loads(answer.text)["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise UnansweredError(f"{type(error).__name__}: {error}") from None
-        if not isinstance(text, str):
-            raise UnansweredError("its answer has no text")
-        return text
 
     async def _post(self, body: dict[str, Any]) -> Answer:
         """Return the answer to a request that the judge accepts. Raises ``UnansweredError``, ``AnswerRefusedError`` or
         ``ConfigError``."""
-        url = self.judge.url.rstrip("/") + "/chat/completions"
-        answer = await self._http.post(url, body)
+        url = (self.judge.url or "").rstrip("/") + "/chat/completions"
+        answer = await self._line.post(url, body)
         if answer.status == 200:
             self._works = True
             return answer
         if answer.status in _REPEAT:
             raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}")
-        why = f"the {self.role} at {url} refuses the request with HTTP {answer.status}: {answer.text[:300]}"
+        why = f"{self.name} refuses the request with HTTP {answer.status}: {answer.text[:300]}"
         if answer.status not in _ABOUT_THE_TEXT or body["messages"] == _GREETING:
             raise ConfigError(why)
         if not self._works:  # raises ConfigError if it refuses a short and plain request, too
@@ -142,7 +145,22 @@ class JudgeClient:
         raise AnswerRefusedError(why)
 
     async def close(self) -> None:
-        await self._http.close()
+        await self._line.close()
+
+
+def shares(logprobs: Mapping[str, float], choices: Collection[str]) -> dict[str, float]:
+    """Return the probability of each choice relative to all choices, from the log-probs of tokens. White space around a
+    token doesn't count. Raises ``UnansweredError`` if no token is a choice."""
+    mass = dict.fromkeys(choices, 0.0)
+    for token, logprob in logprobs.items():
+        if (word := token.strip()) in mass:
+            mass[word] += math.exp(logprob)
+    if not (total := math.fsum(mass.values())) > 0:
+        raise UnansweredError(
+            f"none of {', '.join(choices)} is among the likeliest first tokens, {', '.join(map(repr, logprobs))}; ask "
+            "for words that are single tokens of the judge"
+        )
+    return {choice: value / total for choice, value in mass.items()}
 
 
 class JudgeEnvironments(Environments):

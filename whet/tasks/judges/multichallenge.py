@@ -17,7 +17,8 @@ from whet.data.row import Text, read_rows
 from whet.tasks.base import Environments
 from whet.tasks.cases import Case, Kind
 from whet.tasks.gym.rows import GymRow
-from whet.tasks.judges.judge import AnswerRefusedError, Judge, JudgeClient
+from whet.tasks.judges.config import Judge
+from whet.tasks.judges.judge import AnswerRefusedError, JudgeClient
 from whet.tasks.judges.prompts import CONVERSATION, CRITERION, asked, conversation, mark
 from whet.tasks.task_source import SourcedTasks
 

@@ -1,17 +1,23 @@
-"""The tasks of another task set, graded by a judge: by a rubric, whose grade is scaled to a reward from 0 to 1, or by
-equivalence to the gold answer."""
+"""The tasks of another task set, graded by a judge: by a rubric, whose grade is scaled to a reward from 0 to 1, by
+equivalence to the gold answer, or by a choice among a few words, each with a reward.
 
+The reward of a choice with ``verdict: logprobs`` is the mean of the rewards under the judge's probabilities, as in
+G-Eval (arXiv 2303.16634): it has an order where the likeliest word of a small model is nearly always the same.
+"""
+
+import math
 import re
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, field_validator, model_validator
 
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Task
 from whet.tasks.base import Environments
 from whet.tasks.episodes import graded
-from whet.tasks.judges.judge import AnswerRefusedError, Judge, JudgeEnvironments
-from whet.tasks.judges.prompts import EQUAL, RUBRIC, asked, conversation, mark
+from whet.tasks.judges.config import Judge
+from whet.tasks.judges.judge import AnswerRefusedError, JudgeEnvironments
+from whet.tasks.judges.prompts import CHOICE, EQUAL, RUBRIC, asked, conversation, mark
 from whet.tasks.wrapped import WrappedTaskSet
 
 _MARKS = r"[\s*_`\"'()\[\]<>]*"  # Markdown and brackets; not a sign or a point, which belong to the number
@@ -27,10 +33,19 @@ class Judged(WrappedTaskSet):
 
     judge: Judge
     """The judge that grades."""
-    by: Literal["rubric", "reference"] = "rubric"
-    """The criterion. ``reference``: the judge must find the answer equivalent to the gold answer, in both orders."""
+    by: Literal["rubric", "reference", "choice"] = "rubric"
+    """The criterion. ``reference``: the judge must find the answer equivalent to the gold answer, in both orders.
+    ``choice``: the judge answers the question ``rubric`` with one of ``choices``."""
     rubric: str = "Is it correct, complete and clear?"
-    """The description of a good answer."""
+    """The description of a good answer; with ``by: choice`` the question about the answer."""
+    choices: dict[str, float] = Field(default={})
+    """With ``by: choice`` the words that answer the question, each with its reward, as in ``{Yes: 1, No: 0}``."""
+    may_name_choice: bool = True
+    """With ``by: choice``: False gives the least reward to an answer that says one of ``choices``, which small judges
+    repeat."""
+    template: str = CHOICE
+    """With ``by: choice`` the text that the judge reads, in which {rubric}, {choices}, {question}, {answer} and {mark}
+    are replaced; braces are doubled. Small models understand short ones best."""
     low: int = 1
     """The worst grade."""
     high: int = 5
@@ -38,8 +53,27 @@ class Judged(WrappedTaskSet):
     only_if_wrong: bool = False
     """Ask the judge only about answers that the task set's own grader calls wrong, for example for their format."""
 
+    @field_validator("template")
+    @classmethod
+    def _can_be_filled(cls, template: str) -> str:
+        try:
+            filled = template.format(rubric="", choices="", question="", answer="<answer>", mark="")
+        except (LookupError, ValueError, AttributeError) as error:
+            raise ValueError(f"can't be filled in: {type(error).__name__}: {error}; double other braces") from None
+        if "<answer>" not in filled:
+            raise ValueError("has no {answer}, so the judge would not see what it judges")
+        return template
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Judged":
+        if self.by == "choice":
+            self._check_choices()
+        elif self.judge.verdict == "logprobs":
+            raise ValueError(f"judge.verdict = logprobs needs by = choice, not {self.by}, whose verdicts are texts")
+        else:
+            for name in ("choices", "template", "may_name_choice"):
+                if dict(self)[name] != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} is read only where by = choice; leave it out")
         if self.low >= self.high:
             raise ValueError(f"low = {self.low} must be below high = {self.high}")
         if type(self.taskset).make is not Environments.make:
@@ -48,6 +82,13 @@ class Judged(WrappedTaskSet):
             name = type(self.taskset).__name__
             raise ValueError(f"only_if_wrong needs a task set that grades answers, which {name} does not")
         return self
+
+    def _check_choices(self) -> None:
+        if len(set(self.choices.values())) < 2 or any(word != word.strip() or not word for word in self.choices):
+            raise ValueError(
+                "by = choice needs at least two choices: words without space around them, with different rewards, as "
+                f"in choices = {{Yes: 1, No: 0}}; they are {self.choices}"
+            )
 
     def open(self) -> "JudgedEnvironments":
         return JudgedEnvironments(self)
@@ -64,16 +105,61 @@ class JudgedEnvironments(JudgeEnvironments):
             raise ConfigError(f"data.taskset: {_EPISODES.format(type(tasks.taskset).__name__)}")
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        scores = await graded(self.inner, task, answer) if self.tasks.only_if_wrong else {}
+        tasks = self.tasks
+        if tasks.by == "choice":
+            return await self._choice(task, answer)
+        scores = await graded(self.inner, task, answer) if tasks.only_if_wrong else {}
         if scores.get("reward", 0.0) > 0:
             return scores | {"judged": 0.0}
         if not answer.strip():
             return scores | {"reward": 0.0, "correct": 0.0, "judged": 0.0}
         try:
-            value = await (self._equal(task, answer) if self.tasks.by == "reference" else self._rubric(task, answer))
+            value = await (self._equal(task, answer) if tasks.by == "reference" else self._rubric(task, answer))
         except AnswerRefusedError:
             return scores | {"reward": 0.0, "correct": 0.0, "judged": 1.0, "judge_refused": 1.0}
         return scores | {"reward": value, "correct": float(value >= 1.0), "judged": 1.0}
+
+    async def _choice(self, task: Task, answer: str) -> dict[str, float]:
+        """Return the reward of the judge's choice. The task set's own reward becomes the score ``grade`` and decides
+        what is correct, so that it shows whether the judge is right."""
+        tasks, scores = self.tasks, dict[str, float]()
+        if tasks.taskset.grades:
+            scores = await graded(self.inner, task, answer)
+            scores["grade"] = scores.pop("reward")
+            scores.setdefault("correct", float(scores["grade"] > 0))
+            if tasks.only_if_wrong and scores["grade"] > 0:
+                return scores | {"reward": max(tasks.choices.values()), "judged": 0.0}
+        worst = min(tasks.choices.values())
+        if not answer.strip() or not (tasks.may_name_choice or self._says_none(answer)):
+            return {"correct": 0.0, **scores, "reward": worst, "judged": 0.0}
+        try:
+            chosen = await self._chosen(task, answer)
+        except AnswerRefusedError:
+            return {"correct": 0.0, **scores, "reward": worst, "judged": 1.0, "judge_refused": 1.0}
+        reward = math.fsum(share * tasks.choices[word] for word, share in chosen.items())
+        likeliest = max(chosen, key=chosen.__getitem__)
+        best = float(tasks.choices[likeliest] == max(tasks.choices.values()))
+        return {"correct": best, **scores, "reward": reward, "judged": 1.0}
+
+    def _says_none(self, answer: str) -> bool:
+        """Return whether the answer says none of the choices, in any letter case."""
+        return not any(re.search(rf"\b{re.escape(word)}\b", answer, re.IGNORECASE) for word in self.tasks.choices)
+
+    async def _chosen(self, task: Task, answer: str) -> dict[str, float]:
+        """Return the probability of each choice; 1 of the written one where the verdict is a text."""
+        tasks, question = self.tasks, conversation(task.prompt)
+        text = tasks.template.format(
+            rubric=tasks.rubric, choices=" or ".join(tasks.choices), mark=mark(question, answer), question=question,
+            answer=answer,
+        )  # fmt: skip
+        if tasks.judge.verdict == "logprobs":
+            return await self.client.choose(asked(text), tasks.choices, task.uid)
+
+        def read(reply: str) -> dict[str, float] | None:
+            word = reply.strip().strip("*_`\"'.").strip()
+            return {word: 1.0} if word in tasks.choices else None
+
+        return await self.client.ask(asked(text), read, task.uid)
 
     async def _rubric(self, task: Task, answer: str) -> float:
         tasks, question, gold = self.tasks, conversation(task.prompt), self.tasks.gold(task)

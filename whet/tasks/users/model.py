@@ -5,7 +5,8 @@ from pydantic import Field
 
 from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.tasks.judges.judge import Judge, JudgeClient
+from whet.tasks.judges.config import Judge
+from whet.tasks.judges.judge import JudgeClient
 from whet.tasks.users.base import Speaker, User, Users
 from whet.tasks.users.script import instructions, script_of
 
@@ -29,7 +30,7 @@ class ModelUser(User):
     """A user played by a model."""
 
     server: Judge
-    """The model: URL, name, and the settings of requests to it, as for a judge."""
+    """The model, as for a judge: one that the run hosts, or the name of a model and the URL of its server."""
     max_chars: int = Field(default=1000, ge=1)
     """Most characters of a message of the user; the rest is cut off."""
 

@@ -1,0 +1,128 @@
+"""A judge's model in its process, which ``whet.tasks.judges.hosted`` starts without torch: a frozen model on the
+built-in engine that answers requests of OpenAI's chat API. A reply is a function of the model and the request, to the
+bit."""
+
+import json
+import os
+from typing import Any, cast
+
+import torch
+from jinja2 import TemplateError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from whet.base.dtype import torch_dtype
+from whet.base.errors import DataError
+from whet.chat.renderer import Renderer
+from whet.core.content import text_of
+from whet.core.types import Distribution, Message
+from whet.endpoint.request import ApiError, openai_error
+from whet.engines.base import Completion, SamplingParams
+from whet.engines.torch.config import TorchGeneratorConfig
+from whet.engines.torch.engine_model import build_engine_model
+from whet.engines.torch.generator import TorchGenerator
+from whet.models.config import ModelConfig
+from whet.models.loading import load_model, load_tokenizer
+
+_NICE = 5  # the policy's sampling goes first where both compute
+_STALL_S = 3600.0  # seconds; the owner has a deadline for each request
+
+
+class JudgeMessage(BaseModel):
+    """A message of a question, of any role that the chat template has."""
+
+    role: str
+    content: str
+
+
+class JudgeRequest(BaseModel):
+    """The part of OpenAI's chat requests that judges are asked with."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    messages: list[JudgeMessage] = Field(min_length=1)
+    temperature: float = Field(1.0, ge=0)
+    max_tokens: int = Field(gt=0)
+    seed: int
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+
+
+class HostedJudge:
+    """The model of a judge, as a ``Served``."""
+
+    def __init__(
+        self, model: str, revision: str | None, dtype: str, threads: int, max_context: int, max_batch: int
+    ) -> None:
+        """Raises ``WhetError`` for a model that can't be loaded, or has no chat template."""
+        os.nice(_NICE)
+        torch.set_num_threads(threads)
+        config = ModelConfig(path=model, revision=revision)
+        tokenizer = load_tokenizer(config)
+        self.renderer = Renderer(tokenizer)
+        loaded = cast(Any, load_model(config, dtype=torch_dtype(dtype), train=False))
+        longest: int | None = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
+        self.longest = min(max_context, longest or max_context)
+        settings = TorchGeneratorConfig(
+            dtype=cast(Any, dtype), max_context=self.longest, max_batch=max_batch, threads=threads, deadline=_STALL_S,
+            packed_weights=False,
+        )  # fmt: skip
+        engine = build_engine_model(loaded.config, loaded.state_dict(), torch_dtype(dtype))
+        self.generator = TorchGenerator(settings, engine, tokenizer)
+
+    async def answer(self, body: str) -> tuple[int, str]:
+        """Return the HTTP status and the JSON of the answer to a request."""
+        try:
+            request = JudgeRequest.model_validate_json(body)
+            prompt = self._prompt([cast(Message, message.model_dump()) for message in request.messages])
+        except ValidationError as error:
+            return _refused(ApiError(400, str(error)))
+        except ApiError as error:
+            return _refused(error)
+        params = SamplingParams(
+            request.max_tokens, request.seed, Distribution(temperature=request.temperature or 1.0),
+            greedy=request.temperature == 0, stop_token_ids=tuple(self.renderer.stop_token_ids),
+            likeliest=request.top_logprobs if request.logprobs else 0,
+        )  # fmt: skip
+        completion = await self.generator.sample(prompt, params)
+        reply = self.renderer.parse_reply(completion.tokens)
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text_of(reply["content"])},
+            "finish_reason": completion.finish_reason,
+        }
+        if request.logprobs:
+            choice["logprobs"] = {"content": self._logprobs(completion)}
+        return 200, json.dumps({"object": "chat.completion", "model": request.model, "choices": [choice]})
+
+    def _prompt(self, messages: list[Message]) -> list[int]:
+        if not self.renderer.longer_than(self.longest, messages):
+            try:
+                prompt = self.renderer.render_prompt(messages)
+            except (DataError, TemplateError, ValueError, KeyError, TypeError) as error:
+                raise ApiError(400, f"the chat template can't render the messages: {error}") from None
+            if len(prompt) < self.longest:
+                return prompt
+        raise ApiError(400, f"the messages have more than {self.longest - 1} tokens", code="context_length_exceeded")
+
+    def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
+        """Return the log-probs of the tokens in OpenAI's format."""
+        ranked = completion.likeliest or [{}] * len(completion.tokens)
+        return [
+            self._scored(token, logprob)
+            | {"top_logprobs": [self._scored(other, value) for other, value in likeliest.items()]}
+            for token, logprob, likeliest in zip(completion.tokens, completion.logprobs, ranked, strict=True)
+        ]
+
+    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token": self.renderer.decode([token]), "logprob": logprob}
+
+    async def responds(self) -> None:
+        """See ``Served``."""
+
+    async def blocked_at(self) -> str | None:
+        return None
+
+
+def _refused(error: ApiError) -> tuple[int, str]:
+    return error.status, json.dumps(openai_error(error))
