@@ -89,6 +89,20 @@ def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(
     assert learned.config.model_type == family
 
 
+def test_two_ranks_learn_on_images_what_one_learns(models: dict[Family, Path], tmp_path: Path) -> None:
+    rollouts = {"prompts_per_step": 4}
+    two = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}}
+    alone, spread = (
+        run.start(recipe_of(models["qwen3_vl"], steps=2, rollouts=rollouts, **more), tmp_path / name)
+        for name, more in {"alone": {}, "spread": two}.items()
+    )
+    norms = [
+        [line["gradient_norm"] for line in losses(folder) if "gradient_norm" in line] for folder in (alone, spread)
+    ]
+    assert len(norms[0]) == 2
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "gspo"])
 def test_other_algorithms_learn_on_images(model: Path, tmp_path: Path, algorithm: str) -> None:
     rollouts = {"prompts_per_step": 4}
@@ -121,7 +135,7 @@ def test_a_reward_model_of_images_is_refused_before_it_learns(model: Path, tmp_p
     ("changes", "name"),
     [
         ({"generator": "vllm"}, "VllmGeneratorConfig"),
-        ({"parallel": {"fsdp": 2}, "cluster": "ray"}, "2 ranks"),
+        ({"parallel": {"tensor": 2}, "cluster": "ray"}, "parallel.tensor"),
         ({"learner": {"type": "megatron", "precision": "float32"}}, "megatron"),
         ({"algorithm": {"type": "on_policy_distillation", "teachers": {"a": "other"}}}, "a second model in algorithm"),
     ],

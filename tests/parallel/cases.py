@@ -15,14 +15,17 @@ from torch import Tensor
 from tests.groups import group
 from tests.learner.parts import VOCABULARY, PolicyGradient, ValueLoss, WithEntropy, published
 from tests.parallel.ranks import info_of
+from tests.tiny_vision import asked
 from whet.base.errors import WhetError
 from whet.core.batch import Batch
 from whet.core.packing import MicroBatch, pack
-from whet.core.types import Distribution
+from whet.core.types import Distribution, Span
 from whet.learner.base import LearnerFacts, Top
 from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
 from whet.learner.worker import LearnerWorker
-from whet.models.config import LoraSettings, ModelConfig
+from whet.models.config import LoraSettings, ModelConfig, Vision
+from whet.models.families import PICTURE
+from whet.models.loading import load_images
 from whet.parallel.config import ParallelConfig
 from whet.parallel.parameters import full_tensor, local
 
@@ -50,6 +53,7 @@ class Case:
     steps: int = 3
     trains: bool = True
     follows_routes: bool = False
+    vision: Vision | None = None  # the first prompt of three then has an image
 
     @property
     def ranks(self) -> int:
@@ -74,7 +78,7 @@ class Outputs:
     described: LearnerFacts
 
 
-def batch_of(step: int, distribution: Distribution, groups: int = 6) -> Batch:
+def batch_of(case: Case, step: int) -> Batch:
     """Return a batch of groups with shared prompts, different for each step."""
     random = torch.Generator().manual_seed(step)
 
@@ -84,9 +88,14 @@ def batch_of(step: int, distribution: Distribution, groups: int = 6) -> Batch:
     sizes = [(7, [5, 9, 2]), (4, [3, 6]), (11, [8, 1, 13])]  # tokens of a prompt, and of its answers
     groups_of_prompts = [
         group(f"group {number}", tokens(prompt), [tokens(size) for size in answers])
-        for number, (prompt, answers) in enumerate(islice(cycle(sizes), groups))
+        for number, (prompt, answers) in enumerate(islice(cycle(sizes), case.groups))
     ]
-    batch = Batch.from_groups(groups_of_prompts, distribution=distribution).weigh("sequence")
+    if case.vision is not None:
+        images = load_images(ModelConfig(path=str(case.model)))
+        for trajectory in [each for group in groups_of_prompts[::3] for each in group.trajectories]:
+            trajectory.spans.insert(0, Span(list(images.tokens(PICTURE)), False))
+            trajectory.messages.append(asked(PICTURE))
+    batch = Batch.from_groups(groups_of_prompts, distribution=case.distribution).weigh("sequence")
     batch.fill("topk_ids", torch.randint(0, VOCABULARY, (len(batch), 3), generator=random))
     random.manual_seed(step)
     both = torch.tensor([0, 1]) + torch.randint(0, 3, (len(batch), 2, 1), generator=random)
@@ -100,7 +109,7 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
     settings = {"precision": "float64", "matmul_precision": "highest", "deadline": 120.0, **case.learner}
     lora = LoraSettings(rank=2, alpha=4.0, experts=case.lora_experts) if case.lora else None
     config = WorkerConfig(
-        model=ModelConfig(path=str(case.model), lora=lora),
+        model=ModelConfig(path=str(case.model), lora=lora, vision=case.vision),
         learner=LearnerConfig(**settings),
         parallel=parallel,
         optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=0.05, weight_decay=0.1) if case.trains else None,
@@ -145,13 +154,13 @@ def full_weights(worker: LearnerWorker) -> dict[str, Tensor]:
 def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
     """Return the micro-batches of this rank's shard of a batch."""
     unit, info = LOSSES[case.loss].unit, worker.info
-    return pack(batch_of(step, case.distribution, case.groups), info.shards, case.max_tokens, unit)[info.shard]
+    return pack(batch_of(case, step), info.shards, case.max_tokens, unit)[info.shard]
 
 
 def score(case: Case, worker: LearnerWorker) -> dict[str, Tensor]:
     """Return columns of the first batch, 0 for tokens of other shards."""
     columns = {"values"} if case.loss == "value" else LANGUAGE
-    micro, size = micro_batches(case, worker, 0), len(batch_of(0, case.distribution, case.groups))
+    micro, size = micro_batches(case, worker, 0), len(batch_of(case, 0))
     top = None if case.loss == "value" else Top(4, VOCABULARY - 3)
     answers = worker.score(micro, columns, top)
     scores = {name: t.new_zeros(size, *t.shape[1:]) for name, t in answers[0].items()}

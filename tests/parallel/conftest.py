@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from tests.learner.parts import SMALL, VOCABULARY, save_model
 from tests.tiny import tiny_deepseek, tiny_gemma, tiny_llama, tiny_mixtral, tiny_qwen3, tiny_qwen3_moe
+from tests.tiny_vision import save_tiny_vision
 
 SIZES = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -34,9 +35,13 @@ def one_sided(model: PreTrainedModel) -> PreTrainedModel:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny models by name, with two layers unless the name says more: Llama with an untied head; Qwen3 with tied
     embeddings and norms of queries and keys; Gemma 3 with sliding windows and norms that compute in float32; mixtures
-    of experts, of which DeepSeek's router computes in float32."""
+    of experts, of which DeepSeek's router computes in float32; two models that read images."""
     folder = tmp_path_factory.mktemp("models")
+    for family in ("idefics3", "qwen3_vl"):
+        save_tiny_vision(folder / family, family)
     return {
+        "idefics3": folder / "idefics3",
+        "qwen3_vl": folder / "qwen3_vl",
         "llama": save(folder / "llama", tiny_llama(VOCABULARY, **SIZES)),
         "gemma": save(folder / "gemma", tiny_gemma(VOCABULARY, **SIZES)),
         "moe": save(folder / "moe", tiny_qwen3_moe(VOCABULARY, **SIZES, moe_intermediate_size=8)),

@@ -74,6 +74,15 @@ COMPILED = {
     "fsdp, recomputed": ("qwen", FSDP, {"learner": {"compile": True, "activation_checkpointing": True}}),
     "context, lora": ("llama", CONTEXT, {"lora": True, "learner": {"compile": True}}),
 }
+IMAGES = {
+    "fsdp": ("qwen3_vl", FSDP, {"vision": "trained"}),
+    "fsdp, frozen, recomputed": ("idefics3", FSDP, {"vision": "frozen", "learner": RECOMPUTED}),
+    "fsdp, lora": ("qwen3_vl", FSDP, {"vision": "frozen", "lora": True}),
+    "replicas": ("idefics3", {"replicas": 2}, {"vision": "trained"}),
+    "an idle rank": ("qwen3_vl", FSDP, {"vision": "trained", "max_tokens": ENOUGH, "groups": 1}),
+}
+"""One prompt of three has an image, so that some micro-batches have none."""
+
 GEMMA = {"tensor": ("gemma", TENSOR, {}), "context": ("gemma", CONTEXT, {}), "lora": ("gemma", FSDP, {"lora": True})}
 
 
@@ -88,6 +97,11 @@ def test_a_reference_model_does_not_change(models):
 @tables(QUICK, THOROUGH_2, THOROUGH_4)
 def test_several_ranks_learn_the_same_as_one(models, table):
     check(models, table)
+
+
+def test_two_ranks_learn_the_same_from_images_as_one(models):
+    """In the same micro-batches: an image is computed once in each, and norms round to float32."""
+    check(models, IMAGES, 1e-10, cut=True)
 
 
 @pytest.mark.slow

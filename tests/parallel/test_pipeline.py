@@ -255,7 +255,7 @@ def one_adapter(rendezvous: str, rank: int, model: Path, sizes: ParallelConfig, 
         steps=10,
     )
     worker = LearnerWorker(config, info_of(rendezvous, rank, sizes.ranks, sizes.ranks_per_shard))
-    batches = [pack(batch_of(step, Distribution()), 1, 40)[0] for step in range(2)]
+    batches = [pack(batch_of(Case(model, distribution=Distribution()), step), 1, 40)[0] for step in range(2)]
     norms = [worker.update(micro, PolicyGradient()).gradient_norm for micro in batches]
     updated = {name: t.clone() for name, t in published(worker).items()}
     worker.state.save(folder) if sizes.ranks > 1 else worker.state.load(folder)
@@ -283,17 +283,18 @@ class Refusing(PolicyGradient):
 def test_an_error_at_one_stage_is_raised_at_once(models):
     async def learn() -> None:
         cluster = ProcessCluster()
-        model, learner = ModelConfig(path=str(models["llama"])), LearnerConfig(max_tokens=40, deadline=300.0)
+        case = Case(models["llama"], distribution=Distribution())
+        model, learner = ModelConfig(path=str(case.model)), LearnerConfig(max_tokens=40, deadline=300.0)
         config = WorkerConfig(
             model=model, learner=learner, parallel=ParallelConfig(**TWO), optimizer=OptimizerConfig(), steps=2
         )
         try:
             spread = await WorkerLearner.launch(cluster, config)
-            updated = await spread.update(batch_of(0, Distribution()), PolicyGradient())
+            updated = await spread.update(batch_of(case, 0), PolicyGradient())
             assert updated.metrics.result()["learner/micro_batches"] == 4
             begun = time.monotonic()
             with pytest.raises(WhetError, match="this loss wants more than it gets"):
-                await spread.update(batch_of(0, Distribution()), Refusing())
+                await spread.update(batch_of(case, 0), Refusing())
             assert time.monotonic() - begun < 60.0
         finally:
             await cluster.close()

@@ -24,7 +24,7 @@ from whet.models.config import AttentionKernel, AttentionName, ModelConfig
 from whet.models.device import placed
 from whet.models.head import ValueHead, head_of
 from whet.models.image_processor import ImageProcessor
-from whet.models.images import embedded
+from whet.models.images import embedded, zero_of_tower
 from whet.models.loading import load_images, load_model
 from whet.models.shards import WHOLE, Shards
 from whet.models.stages import StageInput
@@ -84,6 +84,8 @@ class LearnerModel(nn.Module):
                 lockstep=self.lockstep,
                 embedded=inputs,
             )
+            if self.images is not None and torch.is_grad_enabled():
+                hidden = hidden + zero_of_tower(self.model).to(hidden.dtype)
             if stage_input is not None and not stage_input.stage.last:
                 return hidden
             return self._apply_head(hidden, batch, outputs, top)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whet.base.errors import WhetError
 from whet.core.batch import Batch
 from whet.core.images import images_of
-from whet.models.attention.forest import unwrapped
+from whet.models.attention.forest import decoder_of, unwrapped
 from whet.models.device import placed
 from whet.models.image_processor import ImageProcessor, feature_rows
 from whet.models.positions import grid_positions
@@ -138,6 +138,16 @@ def freeze_tower(model: nn.Module) -> None:
             "model.vision=trained, and freeze parameters by optimizer.groups"
         )
     tower.requires_grad_(False)
+
+
+def zero_of_tower(model: nn.Module) -> Tensor:
+    """Return a zero, [], through which gradients of zero reach all trained parameters outside of decoder and head. So
+    every parameter has a gradient after every micro-batch, with or without images, as ranks need that sum gradients."""
+    whole = unwrapped(model)
+    head, decoder = whole.get_output_embeddings(), decoder_of(model)
+    inside = {id(p) for module in (decoder, head) for p in module.parameters()}
+    outside = (p for p in whole.parameters() if id(p) not in inside and p.requires_grad)
+    return sum((0 * parameter.sum() for parameter in outside), head.weight.new_zeros(()))
 
 
 def outside_decoder(model: nn.Module, decoder: nn.Module) -> list[str]:

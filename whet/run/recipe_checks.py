@@ -77,16 +77,21 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
 def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
     if recipe.model.vision is None:
         return
+    parallel = recipe.parallel
     needs = {
-        f"parallel with {recipe.parallel.ranks} ranks": recipe.parallel.ranks > 1,
+        "parallel.tensor": parallel.tensor > 1,
+        "parallel.context": parallel.context > 1,
+        "parallel.pipeline": parallel.pipeline > 1,
+        "parallel.expert": parallel.expert > 1,
         "learner.type = megatron": recipe.learner.type == "megatron",
         f"generator = {type(recipe.generator).__name__}": samples and not recipe.generator.reads_images,
         "a second model in algorithm": any(isinstance(part, ModelConfig) for part in within(recipe.algorithm)),
     }
     for setting in (name for name, is_set in needs.items() if is_set):
         yield (
-            f"model.vision = {recipe.model.vision} reads images, which {setting} does not support; use one rank, "
-            "learner.type=torch, generator=torch and an algorithm with one model, or leave model.vision out"
+            f"model.vision = {recipe.model.vision} reads images, which {setting} does not support; leave "
+            "it out (parallel.fsdp and parallel.replicas work), use learner.type=torch, generator=torch and an "
+            "algorithm with one model, or leave model.vision out"
         )
     if "reward_model" in recipe.algorithm.roles:
         yield "model.vision: a reward model of images can't be exported; leave model.vision out"
