@@ -3,8 +3,8 @@
 {prompt} in a word    the text of the task's last message
 standard input        the messages of the task, as JSON
 environment           OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY
-working folder        a temporary one: a copy of ``folder``, or empty
-standard output       the answer
+working folder        a temporary one: the files of the task, a copy of ``folder``, or empty
+standard output       the answer, unless the working folder is graded
 """
 
 import asyncio
@@ -14,11 +14,12 @@ import os
 import secrets
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from whet.base.errors import CallError
 from whet.base.scratch import Scratch
@@ -26,7 +27,9 @@ from whet.core.content import text_of
 from whet.core.types import Task
 from whet.processes.marked import OWNER, kill_marked
 from whet.processes.threads import run_in_thread
+from whet.tasks.work_folder import unpack
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _MARK = "WHET_EPISODE"  # the variable by which all processes of an episode are found
@@ -46,40 +49,56 @@ class Command:
         """Return the standard output. All processes of the command are killed at its end, also if it is cancelled.
         Raises ``CallError`` if it fails."""
         with Scratch("agent") as scratch:
-            place, mark = scratch / "work", secrets.token_hex(16)
-            given, out, err = (scratch / name for name in ("messages.json", "out", "err"))
-            given.write_text(json.dumps(task.prompt))
+            place = scratch / "work"
             if self.folder is None:
                 place.mkdir()
             else:
                 await run_in_thread(partial(shutil.copytree, self.folder, place, symlinks=True), "whet-agent")
-            prompt = text_of(task.prompt[-1]["content"])
-            with given.open("rb") as stdin, out.open("wb") as stdout, err.open("wb") as stderr:
-                process = await asyncio.create_subprocess_exec(
-                    *(word.replace("{prompt}", prompt) for word in self.words),
-                    cwd=place,
-                    env={**self._environment(base_url, api_key), _MARK: mark, OWNER: str(os.getpid())},
-                    stdin=stdin,
-                    stdout=stdout,
-                    stderr=stderr,
-                    start_new_session=True,
-                )
-            try:
-                status = await process.wait()
-            except asyncio.CancelledError:
-                log.info("the command of %s was ended early%s", task.uid, _outputs(out, err))
-                raise
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await run_in_thread(partial(kill_marked, _MARK, mark), "whet-agent")
-                await process.wait()
-            if status:
-                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-                raise CallError(f"{self.words[0]} {how} for {task.uid}{_outputs(out, err)}")
-            if out.stat().st_size > _LONGEST:
-                raise CallError(f"{self.words[0]} printed more than {_LONGEST:,} bytes as its answer for {task.uid}")
-            return out.read_bytes().decode(errors="replace").rstrip("\n")
+            return await self._run(scratch, task, base_url, api_key)
+
+    async def work(
+        self, task: Task, base_url: str, api_key: str, files: bytes, graded: Callable[[Path], Awaitable[T]]
+    ) -> T:
+        """Run the command in a folder with the files of an archive. Return what ``graded`` returns for the folder,
+        after all of its processes were killed. Raises ``CallError`` if it fails."""
+        with Scratch("agent") as scratch:
+            place = scratch / "work"
+            await run_in_thread(partial(unpack, files, place), "whet-agent")
+            await self._run(scratch, task, base_url, api_key)
+            return await graded(place)
+
+    async def _run(self, scratch: Path, task: Task, base_url: str, api_key: str) -> str:
+        """Return the standard output of the command in the folder ``work`` of ``scratch``."""
+        place, mark = scratch / "work", secrets.token_hex(16)
+        given, out, err = (scratch / name for name in ("messages.json", "out", "err"))
+        given.write_text(json.dumps(task.prompt))
+        prompt = text_of(task.prompt[-1]["content"])
+        with given.open("rb") as stdin, out.open("wb") as stdout, err.open("wb") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                *(word.replace("{prompt}", prompt) for word in self.words),
+                cwd=place,
+                env={**self._environment(base_url, api_key), _MARK: mark, OWNER: str(os.getpid())},
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        try:
+            status = await process.wait()
+        except asyncio.CancelledError:
+            log.info("the command of %s was ended early%s", task.uid, _outputs(out, err))
+            raise
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await run_in_thread(partial(kill_marked, _MARK, mark), "whet-agent")
+            await process.wait()
+        if status:
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+            raise CallError(f"{self.words[0]} {how} for {task.uid}{_outputs(out, err)}")
+        if out.stat().st_size > _LONGEST:
+            raise CallError(f"{self.words[0]} printed more than {_LONGEST:,} bytes as its answer for {task.uid}")
+        return out.read_bytes().decode(errors="replace").rstrip("\n")
 
     def _environment(self, base_url: str, api_key: str) -> dict[str, str]:
         rest = {name: value for name, value in os.environ.items() if name != "ANTHROPIC_AUTH_TOKEN"}  # precedes the key

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -23,7 +24,9 @@ from whet.processes.threads import JobThread
 from whet.tasks.base import Address, Environment, Environments, Program, Step, called, checked_score
 from whet.tasks.cases import Case
 from whet.tasks.command import Command
-from whet.tasks.episodes import play
+from whet.tasks.episodes import checked_scores, play
+from whet.tasks.shell.base import TasksInShell
+from whet.tasks.work_folder import pack
 from whet.tasks.wrapped import WrappedTaskSet
 
 Solve = Callable[[Task, str, str], Any]
@@ -53,6 +56,15 @@ class AgentTasks(WrappedTaskSet):
         return program
 
     @model_validator(mode="after")
+    def _folder_is_graded_of_a_command(self) -> Self:
+        if isinstance(self.taskset, TasksInShell) and (isinstance(self.program, str) or self.folder is not None):
+            raise ValueError(
+                f"{type(self.taskset).__name__} grades the files of the working folder: program must be a command (a "
+                "list of words), and folder left out, because the task has files"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _only_for_commands(self) -> Self:
         if isinstance(self.program, str) and (self.environment or self.folder is not None):
             raise ValueError("environment and folder are read only where program is a command (a list of words)")
@@ -68,11 +80,14 @@ class AgentTasks(WrappedTaskSet):
     @property
     def solve(self) -> Solve:
         """The program as a function."""
-        if isinstance(self.program, str):
-            return cast(Solve, import_path(self.program))
+        return cast(Solve, import_path(self.program)) if isinstance(self.program, str) else self.command.solve
+
+    @property
+    def command(self) -> Command:
+        """The program as a command."""
         first = Path(shutil.which(self.program[0]) or self.program[0]).absolute()
         folder = None if self.folder is None else str(Path(self.folder).absolute())
-        return Command((str(first), *self.program[1:]), self.environment, folder).solve
+        return Command((str(first), *self.program[1:]), self.environment, folder)
 
     def cases(self) -> Sequence[Case]:
         return self.taskset.cases()
@@ -118,6 +133,8 @@ class AgentEpisode(Program):
         limit = asyncio.timeout(tasks.deadline)
         try:
             async with limit:
+                if isinstance(tasks.taskset, TasksInShell):
+                    return await self._work(address, tasks.taskset)
                 result = await self._solve(address)
         except TimeoutError:
             if not limit.expired():  # an error of the program
@@ -125,6 +142,18 @@ class AgentEpisode(Program):
             why = f"{tasks.title} took more than data.deadline = {tasks.deadline:g} s for {self.task.uid}"
             raise TimeoutError(why) from None
         return await self._step(result)
+
+    async def _work(self, address: Address, taskset: TasksInShell) -> Step:
+        """Return the step of the files that the command leaves in its working folder."""
+
+        async def graded(place: Path) -> Step:
+            most = taskset.runtime.limits.disk_mib << 20
+            grade = await taskset.grade_folder(self.task, partial(pack, place, most))
+            scores = checked_scores(grade, self.task, taskset)
+            return Step(scores.pop("reward"), scores=scores)
+
+        command, files = self.environments.tasks.command, taskset.files(self.task)
+        return await command.work(self.task, address.base_url, address.api_key, files, graded)
 
     async def _solve(self, address: Address) -> Any:
         solve, arguments = self.environments.solve, (self.task, address.base_url, address.api_key)

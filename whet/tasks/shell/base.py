@@ -3,8 +3,8 @@ work folder at the end."""
 
 import io
 import tarfile
-from abc import ABC
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Generic, Self
@@ -27,7 +27,8 @@ _MOST_MEMBERS = 10_000
 
 
 class TasksInShell(ToolTasks[D], Generic[D], ABC):
-    """Tasks that are solved in a shell. Subclasses define ``state``, which returns a ``Shell``."""
+    """Tasks that are solved in a shell, by the tools of an episode or by an agent's command, and graded by the files
+    that are in the work folder at the end. Subclasses define ``files`` and ``graded``."""
 
     runtime: Annotated[RuntimeKind, Component(RUNTIMES)] = Local()
     """The place where the commands run: ``{type: local, limits: {deadline_s: 10}}``."""
@@ -47,6 +48,48 @@ class TasksInShell(ToolTasks[D], Generic[D], ABC):
         self.runtime.check()
         return super().open()
 
+    @abstractmethod
+    def files(self, task: Task[D]) -> bytes:
+        """Return the work folder at the beginning, as a tar archive."""
+
+    @abstractmethod
+    def graded(self, task: Task[D], archive: bytes) -> dict[str, float]:
+        """Return the scores of the work folder at the end, with ``"reward"`` among them. Blocks. Raises ``FileProblem``
+        for files that can't be carried or read, which earn the scores of ``unreadable``."""
+
+    def unreadable(self) -> dict[str, float]:
+        """Return the scores of a work folder with files that can't be read, or too many."""
+        return right_or_wrong(False) | {"shell_unreadable": 1.0}
+
+    def work(self, task: Task[D]) -> str:
+        """Return the path of the work folder in the runtime."""
+        return WORK
+
+    async def state(self, task: Task[D]) -> Shell:
+        opened = partial(prepared, self.runtime, self.files(task), self.work(task))
+        return Shell(await run_in_thread(opened, THREAD), self.editor)
+
+    async def score(self, task: Task[D], state: Shell, answer: str) -> dict[str, float]:
+        """Return the scores of the files. The runtime is closed before they are graded."""
+
+        def snapshot() -> bytes:
+            archive = state.runtime.snapshot()
+            state.runtime.close()
+            return archive
+
+        return await self.grade_folder(task, snapshot)
+
+    async def grade_folder(self, task: Task[D], snapshot: Callable[[], bytes]) -> dict[str, float]:
+        """Return the scores of the work folder that ``snapshot`` returns. It blocks, and may raise ``FileProblem``."""
+
+        def scores() -> dict[str, float]:
+            try:
+                return self.graded(task, snapshot())
+            except FileProblem:
+                return self.unreadable()
+
+        return await run_in_thread(scores, THREAD)
+
     async def end(self, state: Shell) -> None:
         await run_in_thread(state.runtime.close, THREAD)
 
@@ -63,18 +106,13 @@ class Files:
 class FileTasksInShell(TasksInShell[Files], SeededToolTasks[Files], ABC):
     """Tasks to change the files of the work folder. Subclasses define ``draw`` and ``gold``."""
 
-    async def state(self, task: Task[Files]) -> Shell:
-        return Shell(
-            await run_in_thread(partial(prepared, self.runtime, archive_of(task.data.before)), THREAD), self.editor
-        )
+    def files(self, task: Task[Files]) -> bytes:
+        return archive_of(task.data.before)
 
-    async def score(self, task: Task[Files], state: Shell, answer: str) -> dict[str, float]:
+    def graded(self, task: Task[Files], archive: bytes) -> dict[str, float]:
         """Return 1 if exactly the expected files are there, apart from white space at the ends of texts and lines."""
-        try:
-            files = await run_in_thread(partial(_files_of, state.runtime), THREAD)
-        except FileProblem:  # the policy made files that can't be read, or too many
-            return right_or_wrong(False) | {"shell_unreadable": 1.0}
-        return right_or_wrong(_plain(files) == _plain(task.data.after)) | {"shell_unreadable": 0.0}
+        right = _plain(_files_of(archive)) == _plain(task.data.after)
+        return right_or_wrong(right) | {"shell_unreadable": 0.0}
 
 
 def prepared(kind: RuntimeKind, archive: bytes, work: str = WORK) -> Runtime:
@@ -99,11 +137,11 @@ def archive_of(files: Mapping[str, str]) -> bytes:
     return buffer.getvalue()
 
 
-def _files_of(runtime: Runtime) -> dict[str, str]:
-    """Return the texts of all regular files in the work folder; of a link, a text that no file has. Raises
+def _files_of(archive: bytes) -> dict[str, str]:
+    """Return the texts of all regular files in an archive; of a link, a text that no file has. Raises
     ``FileProblem``."""
     files = dict[str, str]()
-    with tarfile.open(fileobj=io.BytesIO(runtime.snapshot())) as tar:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for number, member in enumerate(tar):
             if number > _MOST_MEMBERS:
                 raise FileProblem(f"more than {_MOST_MEMBERS} files")

@@ -16,20 +16,17 @@ import math
 import re
 import tarfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from whet.base.errors import DataError
 from whet.core.types import Message, Task
-from whet.processes.threads import run_in_thread
 from whet.shells.places import LOGS, TESTS, WORK
-from whet.shells.runtime import FileProblem, Runtime
+from whet.shells.runtime import FileProblem, Runtime, RuntimeFailure
 from whet.tasks.cases import Answer
-from whet.tasks.shell.base import THREAD, TasksInShell, prepared
-from whet.tasks.shell.tools import Shell
+from whet.tasks.shell.base import TasksInShell, prepared
 from whet.tasks.splits import checked_split
 from whet.tasks.tools.base import solution
 
@@ -65,38 +62,44 @@ class TaskFolders(TasksInShell[Folder]):
             raise DataError(f"{path} has no task folders: folders with instruction.md, task.toml and tests/test.sh")
         return [_task(folder, split, self.system) for folder in folders]
 
-    async def state(self, task: Task[Folder]) -> Shell:
-        archive = _archive(Path(task.data.folder) / "environment")
-        runtime = await run_in_thread(partial(prepared, self.runtime, archive, task.data.work), THREAD)
-        return Shell(runtime, self.editor)
+    def files(self, task: Task[Folder]) -> bytes:
+        return _archive(Path(task.data.folder) / "environment")
 
-    async def score(self, task: Task[Folder], state: Shell, answer: str) -> dict[str, float]:
-        """Return the reward of the tests; 0 if they write none, which the score ``no_reward`` counts."""
-        reward = await run_in_thread(partial(self._tested, task, state.runtime), THREAD)
-        scores = {"reward": reward or 0.0, "correct": float(reward is not None and reward >= 1)}
-        return scores | {"no_reward": float(reward is None)}
+    def work(self, task: Task[Folder]) -> str:
+        return task.data.work
 
     def gold(self, task: Task[Folder]) -> Answer | None:
         script = Path(task.data.folder) / "solution/solve.sh"
         return solution(("bash", {"command": script.read_text()}), answer="done") if script.exists() else None
 
-    def _tested(self, task: Task[Folder], runtime: Runtime) -> float | None:
-        """Run the tests on the work folder in a new runtime. Return the reward that they write."""
-        try:
-            archive = runtime.snapshot()
-            runtime.close()
-            fresh = prepared(self.runtime, archive, task.data.work)
-        except FileProblem:  # the policy made files that can't be read, or too many
-            return None
+    def graded(self, task: Task[Folder], archive: bytes) -> dict[str, float]:
+        """Run the tests on the work folder in a new runtime. Return the reward that they write; 0 if they write none,
+        which the score ``no_reward`` counts."""
+        fresh = prepared(self.runtime, archive, task.data.work)
         try:
             tests = Path(task.data.folder) / "tests"
-            for file in sorted(tests.rglob("*")):
-                if file.is_file():
-                    fresh.write(f"{TESTS}/{file.relative_to(tests)}", file.read_bytes())
+            _write_tests(fresh, {str(file.relative_to(tests)): file for file in tests.rglob("*") if file.is_file()})
             fresh.run(_CHECK, task.data.seconds, TESTS)
-            return _reward(fresh)
+            return _scores(_reward(fresh))
         finally:
             fresh.close()
+
+    def unreadable(self) -> dict[str, float]:
+        return _scores(None)
+
+
+def _write_tests(runtime: Runtime, files: Mapping[str, Path]) -> None:
+    """Write files into the folder of tests. Raises ``RuntimeFailure``: it is not the policy's fault."""
+    try:
+        for name, file in sorted(files.items()):
+            runtime.write(f"{TESTS}/{name}", file.read_bytes())
+    except FileProblem as problem:
+        raise RuntimeFailure(f"the tests can't be written: {problem}") from None
+
+
+def _scores(reward: float | None) -> dict[str, float]:
+    right = reward is not None and reward >= 1
+    return {"reward": reward or 0.0, "correct": float(right), "no_reward": float(reward is None)}
 
 
 def _reward(runtime: Runtime) -> float | None:
