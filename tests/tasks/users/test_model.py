@@ -23,7 +23,6 @@ from whet.tasks.judges.judge import JudgeError
 from whet.tasks.tools.base import solution
 from whet.tasks.users.booking import BookingDesk
 from whet.tasks.users.model import END, spoken_text
-from whet.tasks.users.script import script_of
 
 TALK: list[Message] = [{"role": "assistant", "content": f"Reply {n}."} for n in range(40)]
 
@@ -53,13 +52,13 @@ def test_the_model_gets_private_instructions_and_the_texts_of_the_policy_but_no_
     with chat_server(guest("I am Nia.", END)) as server:
         tasks = desk(server.url)
         task = tasks.tasks("train")[0]
-        calls = solution(*(call for calls in task.data["calls"] for call in calls), answer="Done.")
+        calls = solution(*(call for calls in task.data.calls for call in calls), answer="Done.")
         episode = played(tasks, [*calls, *TALK])
     assert (episode.done, episode.reward) == (True, 1.0)
     assert (episode.scores["user_turns"], episode.scores["user_left"]) == (2, 0)
     first, second = (body["messages"] for body in server.seen)
     assert first[0]["role"] == "system"
-    assert all(fact["text"] in first[0]["content"] for topic in script_of(task) for fact in topic["facts"])
+    assert all(fact["text"] in first[0]["content"] for topic in task.data.topics for fact in topic["facts"])
     assert [message["role"] for message in second[1:]] == ["user", "assistant", "user", "assistant", "user"]
     opening = task.prompt[-1]["content"]
     assert [message["content"] for message in second[2:]] == [opening, "Done.", "I am Nia.", "Reply 0."]

@@ -20,8 +20,8 @@ from whet.tasks.base import Step
 from whet.tasks.cases import Answer
 from whet.tasks.episodes import play
 from whet.tasks.tools.base import solution
-from whet.tasks.users.booking import BookingDesk
-from whet.tasks.users.script import Fact, Topic, script_of
+from whet.tasks.users.booking import BookingDesk, Visit
+from whet.tasks.users.script import Fact, Topic
 from whet.tasks.users.scripted import ScriptedSpeaker
 from whet.tasks.validate import validate, wrong
 
@@ -47,7 +47,7 @@ def heard(*replies: str, topics: list[Topic] = TOPICS) -> list[str | None]:
     return asyncio.run(listen())
 
 
-def played(desk: BookingDesk, task: Task, replies: Answer) -> Step:
+def played(desk: BookingDesk, task: Task[Visit], replies: Answer) -> Step:
     return asyncio.run(play(desk.open().make(task), replies))[1]
 
 
@@ -96,17 +96,17 @@ def test_right_calls_earn_1_and_cheats_earn_0() -> None:
     assert {"talks until the guest leaves", "does what breaks a rule", "ignores a correction"} <= names
 
 
-def share(desk: BookingDesk, answer: Callable[[Task], Answer]) -> float:
+def share(desk: BookingDesk, answer: Callable[[Task[Visit]], Answer]) -> float:
     tasks = desk.tasks("train")
     return sum(played(desk, task, answer(task)).reward for task in tasks) / len(tasks)
 
 
 def test_neither_all_that_is_said_nor_nothing_is_right_for_most_guests() -> None:
-    def as_said(task: Task) -> Answer:
-        return solution(*(call for calls in task.data["first_said"] for call in calls), answer="Done.") * 20
+    def as_said(task: Task[Visit]) -> Answer:
+        return solution(*(call for calls in task.data.first_said for call in calls), answer="Done.") * 20
 
-    def canceller(task: Task) -> Answer:
-        name = re.sub(r"My name is (.*)\.", r"\1", script_of(task)[0]["facts"][0]["text"])
+    def canceller(task: Task[Visit]) -> Answer:
+        name = re.sub(r"My name is (.*)\.", r"\1", task.data.topics[0]["facts"][0]["text"])
         codes = [row["code"] for row in DESK.state(task).find_bookings(name)]
         return [*solution(*(("cancel_booking", {"code": code}) for code in codes), answer="Done.")] * 20
 
@@ -119,11 +119,11 @@ def test_neither_all_that_is_said_nor_nothing_is_right_for_most_guests() -> None
 
 def test_the_episode_ends_when_the_user_leaves_and_the_bookings_are_scored() -> None:
     patient = BookingDesk(train_size=20, test_size=5, user={"type": "scripted", "max_turns": 2})
-    (task,) = [task for task in patient.tasks("train") if len(script_of(task)[0]["facts"]) > 2][:1]
+    (task,) = [task for task in patient.tasks("train") if len(task.data.topics[0]["facts"]) > 2][:1]
     talk: list[Message] = [{"role": "assistant", "content": "Hm."}] * 9
     episode = played(patient, task, talk)
     assert (episode.done, episode.reward, episode.scores["user_left"], episode.scores["user_turns"]) == (True, 0, 1, 2)
-    calls = solution(*(call for calls in task.data["calls"] for call in calls), answer="Done.")
+    calls = solution(*(call for calls in task.data.calls for call in calls), answer="Done.")
     episode = played(patient, task, [*calls, *talk])
     assert (episode.reward, episode.scores["user_left"]) == (1, 1)
 
@@ -135,7 +135,7 @@ def test_settings_are_checked() -> None:
         BookingDesk.model_validate({"user": {"type": "model"}})
 
 
-def serve(desk: BookingDesk, task: Task) -> tuple[float, list[Message]]:
+def serve(desk: BookingDesk, task: Task[Visit]) -> tuple[float, list[Message]]:
     """The reward of a policy by rules, and the conversation."""
 
     async def episode() -> tuple[float, list[Message]]:
@@ -176,8 +176,8 @@ class Engine:
 
 def test_the_policy_sees_no_fact_before_it_is_said_and_is_trained_on_its_own_replies_alone() -> None:
     renderer = Renderer(tiny_tokenizer(), tools_as_text=True)
-    (task,) = [task for task in HARD.tasks("train") if len(task.data["user"]) == 2][:1]
-    facts = [fact["text"] for topic in script_of(task) for fact in topic["facts"]]
+    (task,) = [task for task in HARD.tasks("train") if len(task.data.topics) == 2][:1]
+    facts = [fact["text"] for topic in task.data.topics for fact in topic["facts"]]
     engine: Any = Engine(renderer, replies := [f"I see {n}." for n in range(30)])
     replies = list(replies)
     sampling = Sampling(max_prompt_tokens=9000, max_new_tokens=32, max_turns=30, max_observation_tokens=400)

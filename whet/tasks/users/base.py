@@ -10,15 +10,16 @@ environment, so they are never trained on. A failure of the user is an infrastru
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Generic
 
 from pydantic import Field
 
 from whet.base.extras import require
 from whet.config import Component, Config
-from whet.core.types import Task
+from whet.core.types import D, Task
 from whet.tasks.base import Environment, Step
 from whet.tasks.tools.base import SeededToolTasks, ToolEnvironments, ToolEpisode, ToolTasks
+from whet.tasks.users.script import Topic
 from whet.tools.source import ToolServer
 
 USERS = {
@@ -41,8 +42,9 @@ class Users(ABC):
     """The users of all episodes, and what they share, such as a connection."""
 
     @abstractmethod
-    def speaker(self, task: Task) -> Speaker:
-        """Return the user of a new episode, who has said the last message of the task's prompt."""
+    def speaker(self, task: Task, topics: Sequence[Topic]) -> Speaker:
+        """Return the user of a new episode, who wants these topics and has said the last message of the task's
+        prompt."""
 
     async def close(self) -> None:
         """Release what the users share. By default nothing."""
@@ -61,12 +63,16 @@ class User(Config, ABC):
         """Return the users of a task set."""
 
 
-class UserTasks(SeededToolTasks, ABC):
-    """Base of seeded tool tasks with a user. Subclasses define ``draw``, which returns the user's first message, and
-    data with the user's topics under the key ``user``; ``state``; and ``score`` by the final state."""
+class UserTasks(SeededToolTasks[D], Generic[D], ABC):
+    """Base of seeded tool tasks with a user. Subclasses define ``draw``, which returns the user's first message and the
+    data; ``script``; ``state``; and ``score`` by the final state."""
 
     user: Annotated[User, Component(USERS)] = Field(default="scripted", validate_default=True)
     """The user: ``scripted``, by rules, or ``model``, a language model."""
+
+    @abstractmethod
+    def script(self, task: Task[D]) -> Sequence[Topic]:
+        """Return the topics of the task's user. The first has been raised by the task's prompt."""
 
     def open(self) -> "UserEnvironments":
         require("tools", "a task set with tools", "docstring_parser")
@@ -78,10 +84,11 @@ class UserEnvironments(ToolEnvironments):
 
     def __init__(self, tasks: UserTasks) -> None:
         super().__init__(tasks)
-        self.users, self.max_turns = tasks.user.open(), tasks.user.max_turns
+        self.users, self.script, self.max_turns = tasks.user.open(), tasks.script, tasks.user.max_turns
 
     def make(self, task: Task) -> Environment:
-        return UserEpisode(self.tasks, task, self.servers, self.users.speaker(task), self.max_turns)
+        speaker = self.users.speaker(task, self.script(task))
+        return UserEpisode(self.tasks, task, self.servers, speaker, self.max_turns)
 
     async def close(self) -> None:
         await self.users.close()

@@ -18,7 +18,7 @@ from whet.tasks.cases import Case
 from whet.tasks.tools.base import right_or_wrong, solution
 from whet.tasks.users.base import UserTasks
 from whet.tasks.users.desk import CLOSED, DAYS, HOURS, MOST_GUESTS, Bookings, Call, Calls, Desk, bookings
-from whet.tasks.users.script import Fact, Topic, script_of
+from whet.tasks.users.script import Fact, Topic
 from whet.tasks.users.scripted import ScriptedUser
 from whet.tools.toolbox import ToolLimits
 
@@ -41,7 +41,17 @@ _OPENINGS: dict[Kind, tuple[str, ...]] = {
 _TALK = Message(role="assistant", content="Tell me more.")
 
 
-class BookingDesk(UserTasks):
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A guest at a desk."""
+
+    desk: int  # its number
+    topics: list[Topic]
+    calls: list[Calls]  # the right calls for each topic
+    first_said: list[Calls]  # the calls that each topic asks for before its correction, against the rules or not
+
+
+class BookingDesk(UserTasks[Visit]):
     """Help a guest who wants bookings moved, changed, cancelled or made."""
 
     system: str | None = (
@@ -65,29 +75,31 @@ class BookingDesk(UserTasks):
     def _desks(self) -> list[Bookings]:
         return [bookings(random.Random(derive_seed(self.seed, "desk", n)), self.names) for n in range(self.desks)]
 
-    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    def draw(self, rng: random.Random) -> tuple[str, Visit]:
         number = rng.randrange(self.desks)
         guest = _Guest(rng, self._desks[number], self.corrections)
         count = rng.randint(1, self.requests)
         forbidden = rng.randrange(1, count) if count > 1 and rng.random() < self.forbidden else None
         for request in range(count):
             guest.ask(request == forbidden)
-        data = {"desk": number, "user": guest.topics, "calls": guest.calls, "first_said": guest.first_said}
-        return guest.topics[0]["say"], data
+        return guest.topics[0]["say"], Visit(number, guest.topics, guest.calls, guest.first_said)
 
-    def state(self, task: Task) -> Desk:
-        return Desk(self._desks[task.data["desk"]])
+    def script(self, task: Task[Visit]) -> list[Topic]:
+        return task.data.topics
 
-    def score(self, task: Task, state: Desk, answer: str) -> dict[str, float]:
+    def state(self, task: Task[Visit]) -> Desk:
+        return Desk(self._desks[task.data.desk])
+
+    def score(self, task: Task[Visit], state: Desk, answer: str) -> dict[str, float]:
         expected = self.state(task)
-        for calls in task.data["calls"]:
+        for calls in task.data.calls:
             expected._make(calls)
         return right_or_wrong(state._content() == expected._content())
 
-    def gold(self, task: Task) -> list[Message] | None:
+    def gold(self, task: Task[Visit]) -> list[Message] | None:
         """Return replies that learn each fact in turn and then make the right calls; None with a model as the user,
         whose messages differ from run to run."""
-        return _replies(task, task.data["calls"]) if isinstance(self.user, ScriptedUser) else None
+        return _replies(task, task.data.calls) if isinstance(self.user, ScriptedUser) else None
 
     def cases(self) -> Sequence[Case]:
         return [*super().cases(), *self._cheats()] if isinstance(self.user, ScriptedUser) else super().cases()
@@ -96,23 +108,23 @@ class BookingDesk(UserTasks):
         tasks = self.tasks("train")
         for task in tasks[:4]:
             yield Case("talks until the guest leaves", task, [_TALK] * self.user.max_turns, 0.0, "adversarial")
-        breaks_rule = next((task for task in tasks if [] in task.data["calls"]), None)
-        corrected = next((task for task in tasks if any("correction" in topic for topic in script_of(task))), None)
+        breaks_rule = next((task for task in tasks if [] in task.data.calls), None)
+        corrected = next((task for task in tasks if any("correction" in topic for topic in task.data.topics)), None)
         for name, chosen in (("does what breaks a rule", breaks_rule), ("ignores a correction", corrected)):
             if chosen is not None:
-                yield Case(name, chosen, _replies(chosen, chosen.data["first_said"]), 0.0, "adversarial")
+                yield Case(name, chosen, _replies(chosen, chosen.data.first_said), 0.0, "adversarial")
 
 
 @dataclass
 class _Guest:
-    """Draws the requests of a guest of a desk."""
+    """Draws the requests of a guest of a desk; its lists become a ``Visit``."""
 
     rng: random.Random
     desk: Bookings
     corrections: float
     topics: list[Topic] = field(default_factory=list)
-    calls: list[Calls] = field(default_factory=list)  # the right calls for each topic
-    first_said: list[Calls] = field(default_factory=list)  # the calls before corrections, without rules
+    calls: list[Calls] = field(default_factory=list)
+    first_said: list[Calls] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name: str = self.rng.choice(sorted({row["name"] for row in self.desk.values()}))
@@ -173,10 +185,10 @@ class _Guest:
         self.calls.append([] if forbidden else [right])
 
 
-def _replies(task: Task, calls: Sequence[Calls]) -> list[Message]:
+def _replies(task: Task[Visit], calls: Sequence[Calls]) -> list[Message]:
     """Return replies that hear each topic's facts and its correction before they make the calls for it."""
     replies = list[Message]()
-    for topic, made in zip(script_of(task), calls, strict=True):
+    for topic, made in zip(task.data.topics, calls, strict=True):
         replies += [_TALK] * (len(topic["facts"]) + ("correction" in topic))
         replies += solution(*made, answer="Done.")
     return replies

@@ -1,6 +1,8 @@
 """A user played by a language model behind an OpenAI-compatible chat API. It gets the task's private instructions and
 the texts that the policy writes to the user, but no tools, calls or results."""
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from whet.core.content import text_of
@@ -8,7 +10,7 @@ from whet.core.types import Message, Task
 from whet.tasks.judges.config import Judge
 from whet.tasks.judges.judge import JudgeClient
 from whet.tasks.users.base import Speaker, User, Users
-from whet.tasks.users.script import instructions, script_of
+from whet.tasks.users.script import Topic, instructions
 
 END = "[[END]]"
 _RULES = """You play a person who talks to the agent of a service. This is what you want, and what you know. The agent
@@ -50,8 +52,8 @@ class ModelUsers(Users):
         self._client = self._client or JudgeClient(self.settings.server, role="simulated user")
         return self._client
 
-    def speaker(self, task: Task) -> "ModelSpeaker":
-        return ModelSpeaker(self, task)
+    def speaker(self, task: Task, topics: Sequence[Topic]) -> "ModelSpeaker":
+        return ModelSpeaker(self, task, topics)
 
     async def close(self) -> None:
         if self._client is not None:
@@ -61,8 +63,8 @@ class ModelUsers(Users):
 class ModelSpeaker(Speaker):
     """The user of one episode."""
 
-    def __init__(self, users: ModelUsers, task: Task) -> None:
-        private = _RULES.format(instructions=instructions(script_of(task)), end=END)
+    def __init__(self, users: ModelUsers, task: Task, topics: Sequence[Topic]) -> None:
+        private = _RULES.format(instructions=instructions(topics), end=END)
         opening = text_of(task.prompt[-1]["content"])
         self.users, self.uid = users, task.uid
         self.messages: list[Message] = [

@@ -1,9 +1,8 @@
-"""The script of a simulated user, as JSON in ``Task.data["user"]``: the topics in the order in which the user raises
-them, with the facts that the user knows. The policy never sees it."""
+"""The script of a simulated user: topics in the order in which the user raises them, with the facts that the user
+knows. The policy never sees it."""
 
+from collections.abc import Sequence
 from typing import NotRequired, TypedDict
-
-from whet.core.types import Task
 
 
 class Fact(TypedDict):
@@ -21,13 +20,7 @@ class Topic(TypedDict):
     correction: NotRequired[Fact]  # said after the first reply after the last fact; replaces the fact of its words
 
 
-def script_of(task: Task) -> list[Topic]:
-    """Return the topics of a task's user."""
-    topics: list[Topic] = task.data["user"]
-    return topics
-
-
-def instructions(topics: list[Topic]) -> str:
+def instructions(topics: Sequence[Topic]) -> str:
     """Return the topics as private instructions for a model that plays the user."""
     lines = list[str]()
     for number, topic in enumerate(topics, 1):

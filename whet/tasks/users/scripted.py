@@ -2,10 +2,11 @@
 model."""
 
 import re
+from collections.abc import Sequence
 
 from whet.core.types import Task
 from whet.tasks.users.base import Speaker, User, Users
-from whet.tasks.users.script import Fact, Topic, script_of
+from whet.tasks.users.script import Fact, Topic
 
 _QUESTION = re.compile(r"[^.!?\n]*\?")
 _CONFIRMATION = re.compile(r"\b(shall|should|confirm|correct|right|proceed|go ahead|want me|like me)\b")
@@ -22,8 +23,8 @@ class ScriptedUser(User):
 class ScriptedUsers(Users):
     """Users by rules, who share nothing."""
 
-    def speaker(self, task: Task) -> "ScriptedSpeaker":
-        return ScriptedSpeaker(script_of(task))
+    def speaker(self, task: Task, topics: Sequence[Topic]) -> "ScriptedSpeaker":
+        return ScriptedSpeaker(topics)
 
 
 class ScriptedSpeaker(Speaker):
@@ -36,7 +37,7 @@ class ScriptedSpeaker(Speaker):
     5. The topic has a correction: the correction. Otherwise the next topic or, after the last one, the end.
     """
 
-    def __init__(self, topics: list[Topic]) -> None:
+    def __init__(self, topics: Sequence[Topic]) -> None:
         self.topics, self.number = topics, 0
         self.open, self.said = list(topics[0]["facts"]), list[Fact]()  # facts of the topic to be said; facts said
         self.correction, self.confirmed = topics[0].get("correction"), False
