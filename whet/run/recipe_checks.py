@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING
 
 from whet.algorithms.base import OnlineAlgorithm
 from whet.algorithms.distillation import TeacherAlgorithm
+from whet.algorithms.gdpo import GDPOAdvantage
 from whet.config import Component
 from whet.config.base import within
+from whet.config.nearest import did_you_mean
 from whet.core.types import Distribution
 from whet.data.base import ROWS, Data
 from whet.data.rows import Rows
 from whet.models.config import ModelConfig
-from whet.rollouts.blend import Blend
+from whet.rollouts.blend import Blend, Part
+from whet.rollouts.rewards import Score
 from whet.tasks.base import TASK_SETS, TaskSet
 
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
         yield from recipe.endpoint.problems()
         yield from _problems_of_pausing(recipe)
         yield from _problems_of_replay(recipe)
+        yield from _problems_of_scores(recipe)
     yield from recipe.weights.problems(recipe.generator if samples else None, recipe.model.lora, recipe.devices)
     if recipe.steps and (late := [step for step in recipe.profile.steps if step > recipe.steps]):
         yield f"profile.steps names step {late[0]}, but the run has {recipe.steps} steps"
@@ -109,6 +113,24 @@ def _problems_of_pausing(recipe: "Recipe") -> Iterator[str]:
             f"{setting} needs an engine that pauses, and {type(recipe.generator).__name__}'s does not "
             "(pauses = False): leave the setting out, or write PausableEngine of whet/engines/base.py"
         )
+
+
+def _problems_of_scores(recipe: "Recipe") -> Iterator[str]:
+    """Yield the problem of each score that ``rewards`` or GDPO names, if a task set declares its scores without it."""
+    data = recipe.data
+    if not isinstance(data, TaskSet):
+        return
+    for part in data.of.values() if isinstance(data, Blend) else [Part(taskset=data)]:
+        declared, rewards = part.taskset.score_names, part.rewards or recipe.rewards
+        composed = () if rewards == Score() else ("graded", *(name for name, _ in rewards.named()))
+        named = [("rewards", each.name, ("reward", *declared)) for each in within(rewards) if isinstance(each, Score)]
+        for advantage in within(recipe.algorithm):
+            if isinstance(advantage, GDPOAdvantage):
+                named += [("components of GDPO", name, (*declared, *composed)) for name in advantage.components]
+        for setting, name, choices in named:
+            if declared and name not in choices:
+                kind, names = kind_name(type(part.taskset)), ", ".join(choices)
+                yield f"{setting}: {kind} has no score {name!r}, only {names}.{did_you_mean(name, choices)}"
 
 
 def _problems_of_replay(recipe: "Recipe") -> Iterator[str]:

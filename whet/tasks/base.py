@@ -18,16 +18,17 @@ import contextlib
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, overload, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, TypeVarTuple, overload, runtime_checkable
 
 from whet.base.errors import ConfigError, DataError
 from whet.config.entry_points import EntryPoints
 from whet.core.types import D, Group, Message, Task
 from whet.data.base import Data
 from whet.tasks.cases import Answer, Case
+from whet.tasks.scores import NamedScores
 
 TASK_SETS = EntryPoints("whet.task_sets")
 """The task sets that a recipe can name: the built-in task sets, and task sets of installed distributions."""
@@ -149,6 +150,9 @@ class Environments(Generic[D]):
     """Makes and grades the episodes of a task set, and owns the resources for it (worker processes, models).
     ``TaskSet.open`` creates it; its caller must close it."""
 
+    named_scores: ClassVar[NamedScores] = {}
+    """The scores of ``grade`` by name; without any, a grade may have any scores."""
+
     def make(self, task: Task[D]) -> Environment:
         """Return a new episode of the task. By default it has one turn, graded by ``grade``."""
         from whet.tasks.episodes import SingleTurn
@@ -160,7 +164,8 @@ class Environments(Generic[D]):
         return None
 
     def grade(self, task: Task[D], answer: str) -> Grade | Awaitable[Grade]:
-        """Return the scores of one answer, including ``"reward"``, or the reward alone. Only used by the default
+        """Return the scores of one answer, including ``"reward"``, or the reward alone. Without ``"reward"``, it is the
+        sum of ``named_scores`` by their weights. Only used by the default
         ``make``. Like every method here it may be ``async``, and should be if it waits for something."""
         raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that doesn't need it")
 
@@ -180,6 +185,9 @@ class TaskSet(Data, Environments[D], ABC):
     """Base of all task sets: a frozen config whose fields are its settings. Subclass it and name the dotted path as
     ``data.type`` in a recipe; the package needs no change. Lasting resources of grading (worker processes, a
     connection) belong to a separate ``Environments``, which ``open`` returns."""
+
+    named_scores: ClassVar[NamedScores] = {}
+    """The scores of an episode by name, of which a recipe may use names; without any, those names are not checked."""
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task[D]]:
@@ -204,6 +212,11 @@ class TaskSet(Data, Environments[D], ABC):
         """Return the object that makes and grades episodes. By default the task set itself, with its ``make`` or
         ``grade``."""
         return self
+
+    @property
+    def score_names(self) -> Collection[str]:
+        """Return the names of all scores that an episode can have; empty if they are not declared."""
+        return self.named_scores
 
     @property
     def own_episodes(self) -> bool:

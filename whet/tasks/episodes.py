@@ -7,6 +7,7 @@ from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Environments, Grade, Observation, Step, called, checked_score, place_of
 from whet.tasks.cases import Answer
+from whet.tasks.scores import check_named, weighted_reward
 
 
 class SingleTurn(Environment):
@@ -36,9 +37,15 @@ def checked_scores(scores: Grade, task: Task, environments: Environments) -> dic
     if not isinstance(scores, Mapping):
         reward = checked_score("reward", scores, f"returned by {where}")
         return {"reward": reward, "correct": reward} if isinstance(scores, bool) else {"reward": reward}
-    if "reward" not in scores:
-        raise DataError(f"{where} must return the reward, or a dict with the key 'reward', not {scores!r}")
-    return {name: checked_score(name, value, f"returned by {where}") for name, value in scores.items()}
+    declared = environments.named_scores
+    checked = {name: checked_score(name, value, f"returned by {where}") for name, value in scores.items()}
+    if declared:
+        check_named(checked, declared, where)
+    if "reward" not in checked:
+        if (weighted := weighted_reward(checked, declared)) is None:
+            raise DataError(f"{where} must return the reward, or a dict with the key 'reward', not {scores!r}")
+        checked = {"reward": weighted, **checked}
+    return checked
 
 
 async def play(environment: Environment, answer: Answer) -> tuple[Observation, Step]:

@@ -1,5 +1,6 @@
 """Games that are played by tool calls: guessing a hidden number, and a sliding puzzle."""
 
+import math
 import random
 from dataclasses import dataclass
 from typing import Literal
@@ -8,6 +9,7 @@ from pydantic import Field
 
 from whet.core.types import Task
 from whet.tasks.cases import Answer
+from whet.tasks.scores import CORRECT, NamedScore
 from whet.tasks.tools.base import SeededToolTasks, right_or_wrong, solution
 from whet.tools.tool import ToolError
 from whet.tools.toolbox import ToolLimits
@@ -33,6 +35,8 @@ class Hidden:
 
 class Guessing(SeededToolTasks[Hidden]):
     """Find a hidden number; each guess is answered with higher, lower or right. Solved by binary search."""
+
+    named_scores = CORRECT | {"guesses": NamedScore(high=math.inf)}
 
     highest: int = Field(default=10_000, ge=1)
     """Largest possible number. Binary search needs as many guesses as it has binary digits."""
@@ -88,6 +92,8 @@ class Shuffled:
 
 class SlidingPuzzle(SeededToolTasks[Shuffled]):
     """Put the tiles in order. Solved by undoing the moves that shuffled the board, or by other moves."""
+
+    named_scores = CORRECT
 
     size: int = Field(default=3, ge=2, le=8)
     """Tiles along each side."""

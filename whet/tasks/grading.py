@@ -4,6 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from whet.processes.pool import CallCrash, CallTimeout, Pool
+from whet.tasks.scores import FORMAT, NamedScore, NamedScores
+
+POOLED: NamedScores = FORMAT | {"grading_timeout": NamedScore(), "grading_crash": NamedScore()}
+"""Scores of a grade by ``GradingPool``: 1 if its worker took too long, and 1 if it died."""
 
 
 class GradingPool(Pool):

@@ -20,6 +20,7 @@ from whet.tasks.cases import Kind
 from whet.tasks.documents import KINDS as DOCUMENT_KINDS
 from whet.tasks.documents import MOST_DOCUMENTS, DocumentKind, guesses
 from whet.tasks.gym.rows import GymRow
+from whet.tasks.scores import FORMAT, NamedScore
 from whet.tasks.task_source import SourcedTasks
 
 _NAMES = (
@@ -103,6 +104,8 @@ class Items:
 
 class LongContext(SourcedTasks[Items]):
     """Questions about facts in a long text. The last line of an answer is ``Final Answer: [first, second]``."""
+
+    named_scores = FORMAT | {"copied": NamedScore()}
 
     name: ClassVar[str] = "long_context"
     variety: ClassVar[str] = "items"

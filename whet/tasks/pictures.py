@@ -19,6 +19,7 @@ from whet.core.content import Part, image_urls, words_of
 from whet.core.types import Task
 from whet.fetch.images import data_url, fingerprint
 from whet.tasks.cases import Case, Kind, unearned
+from whet.tasks.scores import FORMAT
 from whet.tasks.splits import DrawnTasks, Split, draw_splits, question_key
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Seen:
 
 class Pictures(DrawnTasks[Seen]):
     """Pictures of shapes to count and of numbers to read, for models with a vision tower."""
+
+    named_scores = FORMAT
 
     kinds: tuple[About, ...] = Field(default=("count", "digits"), min_length=1)
     """The kinds of questions."""

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from whet.core.types import Message, Task
 from whet.tasks.base import Environments
 from whet.tasks.cases import Case, Kind, unearned
-from whet.tasks.math.grader import GoldAnswer, MathGrader, canonical, compare_numbers
+from whet.tasks.math.grader import GoldAnswer, MathGrader, MathGrading, canonical, compare_numbers
 from whet.tasks.prompts import Example, messages
 from whet.tasks.splits import Split, SplitTasks, question_key
 
@@ -32,6 +32,8 @@ class Problem:
 
 class BoxedProblems(SplitTasks[GoldAnswer], ABC):
     """Base of task sets whose replies are graded by ``MathGrader``. Subclasses define ``problems``."""
+
+    named_scores = MathGrading.named_scores
 
     prompt: str = "{question}\n\n" + BOXED
     """The user message. ``{question}`` is replaced by the question."""

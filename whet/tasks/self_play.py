@@ -18,6 +18,7 @@ from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Observation, Step, TaskSet
 from whet.tasks.cases import Answer, Case, Kind, question_of
+from whet.tasks.scores import CORRECT, NamedScore
 from whet.tasks.splits import checked_split
 
 Opponent = Literal["self", "random", "perfect"]
@@ -37,6 +38,8 @@ class Heap:
 
 class Nim(TaskSet[Heap]):
     """Games of Nim. Every test game is against a fixed opponent, from a position that the policy's seat can win."""
+
+    named_scores = CORRECT | {name: NamedScore() for name in ("legal", "won_against_random", "won_against_perfect")}
 
     stones: int = Field(default=7, ge=2, le=1000)
     """Stones of the largest heap."""

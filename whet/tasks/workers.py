@@ -16,7 +16,7 @@ import itertools
 import json
 import logging
 import pickle
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -99,6 +99,10 @@ class WorkerTasks(WrappedTaskSet):
 
     def stated(self, task: Task, answer: str) -> str | None:
         return self.taskset.stated(task, answer)
+
+    @property
+    def score_names(self) -> Collection[str]:
+        return self.taskset.score_names
 
     def warnings(self) -> list[str]:
         return self.taskset.warnings()

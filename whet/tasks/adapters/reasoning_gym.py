@@ -6,6 +6,7 @@ limit. A generator whose code evaluates text is refused unless it has a screen o
 """
 
 import inspect
+import math
 import pickle
 import re
 import sys
@@ -25,9 +26,10 @@ from whet.data.split import Tally, distinct
 from whet.processes.pool import WorkerLimits
 from whet.tasks.base import Environments
 from whet.tasks.cases import Case
-from whet.tasks.grading import GradingPool
+from whet.tasks.grading import POOLED, GradingPool
 from whet.tasks.math.grader import last_boxed
 from whet.tasks.prompts import messages
+from whet.tasks.scores import NamedScore
 from whet.tasks.splits import MAX_SIZE, DrawnTasks, Split, checked_split, question_key
 
 AnswerKind = Literal["boxed", "tag", "last_line", "whole"]
@@ -108,10 +110,13 @@ CHECKS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
     "time_intervals": _same_units,
     "word_sorting": _same_number_of_words,
 }
+SCORES = POOLED | {"score": NamedScore(-math.inf, math.inf), "scorer_error": NamedScore()}
 
 
 class ReasoningGym(DrawnTasks):
     """Problems of one generator of reasoning-gym, e.g. ``dataset="chain_sum"``, ``settings={"max_terms": 3}``."""
+
+    named_scores = SCORES
 
     dataset: str
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -195,6 +200,8 @@ class ReasoningGym(DrawnTasks):
 
 class GymGrading(Environments):
     """Grades by the generator's scorer, in worker processes."""
+
+    named_scores = SCORES
 
     def __init__(self, taskset: ReasoningGym) -> None:
         self.taskset, self.pool = taskset, GradingPool(prepare, taskset.limits)

@@ -18,6 +18,7 @@ from whet.data.split import Tally
 from whet.tasks.cases import Case, Kind, unearned
 from whet.tasks.choice.grader import Mode, chosen, compiled
 from whet.tasks.gym.rows import GymRow
+from whet.tasks.scores import FORMAT, NamedScore
 from whet.tasks.splits import question_key
 from whet.tasks.task_source import SourcedTasks
 
@@ -87,6 +88,8 @@ class Lettered:
 
 class MultipleChoice(SourcedTasks[Lettered]):
     """Questions with options, one of them right."""
+
+    named_scores = FORMAT | {"grading_timeout": NamedScore()}
 
     name: ClassVar[str] = "multiple_choice"
     variety: ClassVar[str] = "choices"

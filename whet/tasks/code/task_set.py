@@ -22,6 +22,7 @@ from whet.tasks.base import Environments
 from whet.tasks.cases import Kind
 from whet.tasks.code.rows import CodeRow
 from whet.tasks.code.tests import Test, called, foreign_imports
+from whet.tasks.scores import FORMAT, NamedScore
 from whet.tasks.task_source import SourcedTasks
 
 _FENCE = re.compile(r"[ \t]{0,40}(`{3,}|~{3,})(.*)")
@@ -39,6 +40,9 @@ _DRAWN: tuple[tuple[str, str, str, Callable[[int, int], int]], ...] = (
 )
 
 
+SCORES = FORMAT | {name: NamedScore() for name in ("passed", "late", "cut")}
+
+
 @dataclass(frozen=True, slots=True)
 class Tested:
     """The tests of a program, and a program that passes them."""
@@ -50,6 +54,8 @@ class Tested:
 
 class Code(SourcedTasks[Tested]):
     """Tasks whose answers are Python programs."""
+
+    named_scores = SCORES
 
     name: ClassVar[str] = "code"
     variety: ClassVar[str] = "numbers"
@@ -126,6 +132,8 @@ class Code(SourcedTasks[Tested]):
 
 class CodeGrading(Environments[Tested]):
     """Runs the tests of an answer one after the other; the tests of several answers run in parallel."""
+
+    named_scores = SCORES
 
     def __init__(self, config: Code) -> None:
         self._config = config

@@ -17,9 +17,10 @@ from whet.data.split import Tally
 from whet.processes.pool import WorkerLimits
 from whet.tasks.base import Environment, Environments, Observation, Step
 from whet.tasks.cases import Case, Kind
-from whet.tasks.grading import GradingPool
+from whet.tasks.grading import POOLED, GradingPool
 from whet.tasks.gym.rows import GymRow
 from whet.tasks.instructions.checks import check_instruction, follow_in_worker, registry
+from whet.tasks.scores import NamedScore
 from whet.tasks.task_source import SourcedTasks
 
 _PAIRS = (
@@ -121,6 +122,8 @@ class InstructionRow(GymRow):
 
 class InstructionFollowing(SourcedTasks[Instructed]):
     """Questions with instructions on the form of the answer."""
+
+    named_scores = POOLED | {"followed": NamedScore()}
 
     name: ClassVar[str] = "instruction_following"
     variety: ClassVar[str] = "instructions"

@@ -17,6 +17,7 @@ from whet.data.row import Row, read_rows
 from whet.tasks.cases import Case, Kind
 from whet.tasks.judges.comparison import Comparison, read_comparison
 from whet.tasks.judges.prompts import COMPARE, PRINCIPLE, asked, conversation, mark
+from whet.tasks.scores import CORRECT, NamedScore
 from whet.tasks.task_source import SourcedTasks
 
 
@@ -40,6 +41,8 @@ class HumanVerdict:
 
 class GenRMTraining(SourcedTasks[HumanVerdict]):
     """Pairs of responses to judge: rows with verdicts, or generated pairs of a right and a wrong sum."""
+
+    named_scores = CORRECT | {"malformed": NamedScore(), "apart": NamedScore(high=8), "ranked": NamedScore(high=5)}
 
     name: ClassVar[str] = "genrm_training"
     variety: ClassVar[str] = "digits"

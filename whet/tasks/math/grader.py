@@ -15,7 +15,7 @@ from whet.core.types import Task
 from whet.processes.pool import WorkerLimits
 from whet.tasks.base import Environments
 from whet.tasks.cases import question_of
-from whet.tasks.grading import GradingPool
+from whet.tasks.grading import POOLED, GradingPool
 from whet.tasks.math.answers import How, same
 from whet.tasks.math.formulas import Unreadable, judge, restates
 from whet.tasks.math.notation import last_boxed as last_boxed
@@ -61,6 +61,8 @@ class GoldAnswer:
 
 class MathGrading(Environments[GoldAnswer]):
     """An opened grader. Its worker processes start with the first answer that needs them."""
+
+    named_scores = POOLED
 
     def __init__(self, grader: MathGrader) -> None:
         self.grader = grader

@@ -17,7 +17,7 @@ from whet.data.row import read_rows
 from whet.processes.pool import WorkerLimits
 from whet.tasks.base import Environments
 from whet.tasks.cases import Kind
-from whet.tasks.grading import GradingPool
+from whet.tasks.grading import POOLED, GradingPool
 from whet.tasks.gym.rows import GymRow
 from whet.tasks.structured.grader import WRONG, Content, grade_in_worker
 from whet.tasks.structured.json_schema import fits, open_schema, strict_schema
@@ -56,6 +56,8 @@ class Shape:
 
 class StructuredOutput(SourcedTasks[Shape]):
     """Tasks whose answers must fit a schema, and earn the share of their fields that are right."""
+
+    named_scores = POOLED
 
     name: ClassVar[str] = "structured_output"
     variety: ClassVar[str] = "facts"
@@ -139,6 +141,8 @@ class StructuredOutput(SourcedTasks[Shape]):
 
 class StructuredGrading(Environments[Shape]):
     """Grades in worker processes, which stop at a time limit on hostile schemas and texts."""
+
+    named_scores = POOLED
 
     def __init__(self, tasks: StructuredOutput) -> None:
         self.tasks, self.pool = tasks, GradingPool(limits=tasks.limits)

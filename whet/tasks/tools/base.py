@@ -8,7 +8,7 @@ The errors of tools are results for the model; see ``whet/tools/toolbox.py``.
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Annotated, Any, Generic
 
 from whet.base.extras import require
@@ -23,7 +23,7 @@ from whet.tasks.prompts import Example, messages
 from whet.tasks.splits import DrawnTasks, Split, draw_splits, question_key
 from whet.tools.source import TOOL_SOURCES, ToolServer, ToolSource
 from whet.tools.tool import tools_of
-from whet.tools.toolbox import Toolbox, ToolLimits
+from whet.tools.toolbox import COUNTS, Toolbox, ToolLimits
 
 
 class ToolTasks(TaskSet[D], Generic[D], ABC):
@@ -63,6 +63,11 @@ class ToolTasks(TaskSet[D], Generic[D], ABC):
         first = self._final_text(tasks[0])
         others = [text for task in tasks[1:4] if (text := self._final_text(task)) and text != first]
         return [*nothing, *unearned(tasks[0], self.gold(tasks[0]), others)]
+
+    @property
+    def score_names(self) -> Collection[str]:
+        """Return the declared scores and the counts of calls."""
+        return [*self.named_scores, *(f"tool_{name}" for name in (*COUNTS, "malformed"))] if self.named_scores else ()
 
     def _final_text(self, task: Task[D]) -> str:
         """Return the text of the last reply of the right answer; empty without one."""

@@ -11,6 +11,7 @@ from pydantic import Field
 from whet.core.types import Task
 from whet.tasks.cases import Answer
 from whet.tasks.math.arithmetic import by_precedence
+from whet.tasks.scores import CORRECT
 from whet.tasks.tools.base import SeededToolTasks, right_or_wrong, says, solution
 from whet.tools.tool import ToolError
 
@@ -27,6 +28,8 @@ class Term:
 
 class Calculator(SeededToolTasks[Term]):
     """What is 48213 * 7391? Solved by one call."""
+
+    named_scores = CORRECT
 
     system: str | None = "Use the calculator. Then answer with the number alone."
     operations: str = Field(default="+-*", pattern=r"^[-+*]+$")

@@ -13,6 +13,7 @@ from whet.core.types import Task
 from whet.tasks.base import Environments
 from whet.tasks.cases import Answer
 from whet.tasks.math.arithmetic import NAMES
+from whet.tasks.scores import CORRECT
 from whet.tasks.tools.base import SeededToolTasks, right_or_wrong, says, solution
 
 _SYLLABLES = ("ba", "dor", "el", "fin", "gra", "hul", "ka", "lor", "mi", "nau", "or", "pe", "ri", "sol", "tu", "ve")
@@ -32,6 +33,8 @@ class Found:
 
 class CorpusSearch(SeededToolTasks[Found]):
     """In which year was the town founded where Kalor Vemi was born? Needs one search, or two in sequence."""
+
+    named_scores = CORRECT
 
     system: str | None = "Search, then give the answer alone."
     towns: int = Field(default=1000, ge=5, le=2000)

@@ -11,6 +11,7 @@ from whet.base.seeds import derive_seed
 from whet.core.types import Task
 from whet.tasks.cases import Answer
 from whet.tasks.math.arithmetic import NAMES
+from whet.tasks.scores import CORRECT
 from whet.tasks.tools.base import SeededToolTasks, right_or_wrong, says, solution
 from whet.tools.tool import ToolError
 
@@ -43,6 +44,8 @@ class Queried:
 
 class Database(SeededToolTasks[Queried]):
     """Who earns most in design? Solved by one query, or several."""
+
+    named_scores = CORRECT
 
     system: str | None = f"Answer with a query of this SQLite database. {'; '.join(_TABLES)}. Give the answer alone."
     databases: int = Field(default=20, ge=1, le=1000)

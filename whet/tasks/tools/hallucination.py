@@ -21,6 +21,7 @@ from whet.data.messages import Messages
 from whet.data.row import Row, read_rows
 from whet.tasks.base import Environment, Observation, Step
 from whet.tasks.cases import Case, Kind
+from whet.tasks.scores import FORMAT, NamedScore
 from whet.tasks.task_source import SourcedTasks
 from whet.tasks.tools.base import solution
 
@@ -73,6 +74,8 @@ class Declared:
 
 class ToolHallucination(SourcedTasks[Declared]):
     """Requests without a suitable tool. An answer in words earns 1, a tool call in any form 0."""
+
+    named_scores = FORMAT | {"tool_invoked": NamedScore()}
 
     name: ClassVar[str] = "tool_hallucination"
 

@@ -22,6 +22,7 @@ from whet.base.seeds import derive_seed
 from whet.core.types import Task
 from whet.tasks.cases import Answer
 from whet.tasks.prompts import messages
+from whet.tasks.scores import CORRECT
 from whet.tasks.splits import Split, question_key
 from whet.tasks.tools.base import SeededToolTasks, right_or_wrong, solution
 from whet.tasks.tools.office_tools import NOW, TABLES, CustomerStatus, Office, Row, Tables, TaskList
@@ -71,6 +72,8 @@ class RightCalls:
 
 class OfficeTasks(SeededToolTasks[RightCalls]):
     """Give all of kofi's tasks that are in progress to nia. Solved by a search, and a call for each row it returns."""
+
+    named_scores = CORRECT
 
     system: str | None = (
         f"You work in an office. It is Thursday, {NOW}. Do what is asked with the tools, and nothing else."
