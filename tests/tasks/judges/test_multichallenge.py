@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.chat_server import ChatServer, chat_server
 from whet.base.errors import ConfigError, DataError
@@ -173,6 +174,12 @@ def test_a_row_that_can_not_be_graded_is_refused(change: dict[str, Any], error: 
     row = {name: value for name, value in (PUBLISHED | change).items() if value is not None}
     with chat_server(strict) as server, pytest.raises(DataError, match=error):
         taskset(server, written(tmp_path, row)).tasks("train")
+
+
+def test_a_verdict_by_log_probs_is_refused(tmp_path: Path) -> None:
+    judge = {"model": "m", "verdict": "logprobs"}
+    with pytest.raises(ValidationError, match="logprobs reads one token"):
+        MultiChallenge.model_validate({"path": written(tmp_path, PUBLISHED), "judge": judge})
 
 
 def test_validate_and_attack_run_with_the_judge(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@ rewards."""
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.chat_server import chat_server
 from tests.tiny import tiny_tokenizer
@@ -137,3 +139,22 @@ def test_a_thought_is_not_said_and_a_long_message_is_cut() -> None:
     with chat_server(guest("x" * 500, END)) as server:
         episode = played(desk(server.url, max_chars=7), TALK)
     assert [message["content"] for message in episode.messages if message["role"] == "user"] == ["x" * 7]
+
+
+def test_a_model_that_the_run_hosts_plays_the_user(tiny_model: Path) -> None:
+    server = {"model": str(tiny_model), "max_tokens": 8, "temperature": 1.0}
+    tasks = BookingDesk(train_size=2, test_size=1, user={"type": "model", "server": server, "max_turns": 3})
+    episode = played(tasks, TALK)
+    assert (episode.done, episode.scores["user_turns"], episode.scores["user_left"]) == (True, 3, 1)
+    texts = [message["content"] for message in episode.messages if message["role"] == "user"]
+    assert len(texts) == 2
+    assert all(texts)
+
+
+def test_a_user_is_not_the_policy_and_its_model_writes() -> None:
+    for server, why in (
+        ({"model": "policy"}, "the policy can't be"),
+        ({"model": "m", "verdict": "logprobs"}, "writes"),
+    ):
+        with pytest.raises(ValidationError, match=why):
+            BookingDesk.model_validate({"user": {"type": "model", "server": server}})

@@ -6,9 +6,9 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Message, Task
@@ -93,6 +93,14 @@ class MultiChallenge(SourcedTasks[Rubric]):
     """The reward of a row with several questions: 1 if all pass, or the weighted share that passes."""
     show_conversation: bool = False
     """Show the judge the conversation, too, as NeMo Gym does. The published judge sees the reply and the question."""
+
+    @model_validator(mode="after")
+    def _writes(self) -> Self:
+        if self.judge.verdict == "logprobs":
+            raise ValueError(
+                "judge.verdict = logprobs reads one token, but this judge gives reasons first; leave it out"
+            )
+        return self
 
     def read(self, path: str) -> list[Task[Rubric]]:
         rows = read_rows(path, MultiChallengeRow, self.columns)

@@ -1,9 +1,10 @@
-"""A user played by a language model behind an OpenAI-compatible chat API. It gets the task's private instructions and
-the texts that the policy writes to the user, but no tools, calls or results."""
+"""A user played by a language model, which the run hosts or which is behind an OpenAI-compatible chat API. It gets the
+task's private instructions and the texts that the policy writes to the user, but no tools, calls or results."""
 
 from collections.abc import Sequence
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.core.content import text_of
 from whet.core.types import Message, Task
@@ -35,6 +36,12 @@ class ModelUser(User):
     """The model, as for a judge: one that the run hosts, or the name of a model and the URL of its server."""
     max_chars: int = Field(default=1000, ge=1)
     """Most characters of a message of the user; the rest is cut off."""
+
+    @model_validator(mode="after")
+    def _writes(self) -> Self:
+        if self.server.verdict == "logprobs":
+            raise ValueError("server.verdict = logprobs reads one token, but a user writes sentences; leave it out")
+        return self
 
     def open(self) -> "ModelUsers":
         return ModelUsers(self)
