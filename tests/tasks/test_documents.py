@@ -142,7 +142,7 @@ def test_a_tiny_model_samples_and_learns_with_8k_tokens_of_documents_in_the_prom
     }  # fmt: skip
     recipe = toy_recipe(
         model,
-        steps=10,
+        steps=8,
         data=data,
         algorithm={"type": "grpo", "group_size": 32},
         sampling={"max_new_tokens": 8, "max_prompt_tokens": 8900},

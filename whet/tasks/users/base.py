@@ -9,7 +9,7 @@ environment, so they are never trained on. A failure of the user is an infrastru
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Generic
 
 from pydantic import Field
@@ -69,6 +69,11 @@ class UserTasks(SeededToolTasks[D], Generic[D], ABC):
 
     user: Annotated[User, Component(USERS)] = Field(default="scripted", validate_default=True)
     """The user: ``scripted``, by rules, or ``model``, a language model."""
+
+    @property
+    def score_names(self) -> Collection[str]:
+        """Return the declared scores, the counts of calls, and the scores of the conversation."""
+        return [*super().score_names, "user_turns", "user_left"] if self.named_scores else ()
 
     @abstractmethod
     def script(self, task: Task[D]) -> Sequence[Topic]:

@@ -15,6 +15,7 @@ from pydantic import Field
 from whet.base.seeds import derive_seed
 from whet.core.types import Message, Task
 from whet.tasks.cases import Case
+from whet.tasks.scores import CORRECT
 from whet.tasks.tools.base import right_or_wrong, solution
 from whet.tasks.users.base import UserTasks
 from whet.tasks.users.desk import CLOSED, DAYS, HOURS, MOST_GUESTS, Bookings, Call, Calls, Desk, bookings
@@ -53,6 +54,8 @@ class Visit:
 
 class BookingDesk(UserTasks[Visit]):
     """Help a guest who wants bookings moved, changed, cancelled or made."""
+
+    named_scores = CORRECT
 
     system: str | None = (
         "You work at the booking desk of a restaurant and talk to a guest. Do with the tools what the guest asks for, "
