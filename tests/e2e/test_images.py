@@ -64,6 +64,7 @@ def losses(folder: Path) -> list[Any]:
         ("idefics3", "frozen", None),
         ("qwen2_5_vl", "trained", None),
         ("qwen3_vl", "trained", None),
+        ("internvl", "trained", None),
         ("qwen3_vl", "frozen", {"rank": 2}),
     ],
 )

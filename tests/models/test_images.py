@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.tiny import tiny_tokenizer
-from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_vision
+from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_gemma, save_tiny_vision
 from whet.base.errors import DataError, WhetError
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
@@ -196,6 +196,12 @@ def test_adapters_are_in_the_decoder_only(folders: dict[Family, Path], family: F
     names = {name for name, p in load_model(config, dtype=torch.float32).named_parameters() if p.requires_grad}
     assert names
     assert all("text_model" in name or "language_model" in name for name in names)
+
+
+def test_a_model_whose_images_attend_in_both_directions_is_refused(tmp_path: Path) -> None:
+    save_tiny_gemma(tmp_path)
+    with pytest.raises(WhetError, match=r"Gemma3\w+ can't be trained: .* \(it may attend to later tokens"):
+        load_model(ModelConfig(path=str(tmp_path), vision="trained"), dtype=torch.float32)
 
 
 def test_a_model_without_a_processor_is_refused(tmp_path: Path) -> None:

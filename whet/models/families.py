@@ -86,8 +86,7 @@ def _alone(model: "PreTrainedModel", answer: Trajectory, images: ImageProcessor 
         states: Tensor = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state[0]
     else:
         tokens = torch.tensor([images.marked(answer.tokens)], device=device)
-        inputs = {name: value.to(device) for name, value in images.inputs(PICTURE).items()}
-        if images.with_grids:
-            inputs["mm_token_type_ids"] = (torch.tensor([answer.tokens], device=device) < 0).int()
+        more = images.inputs(PICTURE) | images.kinds(PICTURE, answer.tokens)
+        inputs = {name: value.to(device) for name, value in more.items()}
         states = model.base_model(input_ids=tokens, use_cache=False, **inputs).last_hidden_state[0]
     return states[-answer.trained_tokens :]

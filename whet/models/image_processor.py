@@ -19,7 +19,8 @@ from whet.models.positions import Grid
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}  # what is not for the vision tower
+_KINDS = {"token_type_ids", "mm_token_type_ids"}  # 1 for a token of an image, 0 for text
+_TEXT = {"input_ids", "attention_mask", *_KINDS}  # what is not for the vision tower
 
 
 class ImageProcessor:
@@ -93,6 +94,12 @@ class ImageProcessor:
     def inputs(self, url: str) -> dict[str, Tensor]:
         """Return the inputs of the vision tower for an image."""
         return {name: tensor for name, tensor in self._process(url).items() if name not in _TEXT}
+
+    def kinds(self, url: str, tokens: Sequence[int]) -> dict[str, Tensor]:
+        """Return the arguments, [1, N], that tell the model's own code which tokens belong to images, if it takes any.
+        ``url``: an image, which is processed to know their names."""
+        of_image = torch.tensor([[int(token < 0) for token in tokens]])
+        return {name: of_image for name in self._process(url) if name in _KINDS}
 
     def check(self, prompt: Sequence[int], urls: Sequence[str]) -> None:
         """Raise ``DataError`` for placeholders of other images, or of a part of an image."""
