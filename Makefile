@@ -48,9 +48,9 @@ test-avx2: install
 test-slow: install
 	$(BIN)/python -m pytest -m "slow and not vllm" $(if $(PART),--part $(PART))
 
-# All tests of vLLM, or with ONLY="file file::test ..." some of them.
+# All tests of vLLM, with PART=K/N every N-th of them, or with ONLY="file file::test ..." some of them.
 test-vllm: install-vllm
-	$(BIN)/python -m pytest -m vllm $(ONLY)
+	$(BIN)/python -m pytest -m vllm $(if $(PART),--part $(PART)) $(ONLY)
 
 lint: install
 	$(BIN)/ruff check .

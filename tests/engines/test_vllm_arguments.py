@@ -21,7 +21,6 @@ def understood(**settings: object) -> Any:
 
     processes = VllmProcesses(VllmGeneratorConfig(**settings), Deployment())
     try:
-        processes.folder.mkdir()
         _write(processes.folder, tiny_qwen3().config, tiny_tokenizer())
         return AsyncEngineArgs(**processes._settings()).create_engine_config()
     finally:

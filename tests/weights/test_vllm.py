@@ -18,6 +18,7 @@ from whet.base.errors import GeneratorError, RefitError
 from whet.core.types import Distribution
 from whet.engines.base import SamplingParams
 from whet.engines.vllm.generator import VllmGenerator
+from whet.engines.vllm.request import vllm_params
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -173,10 +174,10 @@ def test_an_engine_at_another_temperature_is_noticed(parts: Parts, loop: Loop, m
     async def go() -> None:
         sync = parts.sync()
         await parts.publish(sync)
-        honest = parts.generator._translate
         plain = Distribution()
         monkeypatch.setattr(
-            parts.generator, "_translate", lambda params, limit: honest(replace(params, distribution=plain), limit)
+            "whet.engines.vllm.generator.vllm_params",
+            lambda params, limit: vllm_params(replace(params, distribution=plain), limit),
         )
         with pytest.raises(RefitError, match="decode path"):
             await parts.publish(sync)

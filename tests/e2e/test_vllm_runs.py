@@ -1,0 +1,49 @@
+"""Whole runs that sample with vLLM: in step, asynchronously, with an adapter alone, and with an agent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
+
+from tests.e2e.test_agents import SETTINGS as AGENTS
+from tests.e2e.test_learning import lines
+from tests.toy import toy_recipe
+from whet.rollouts.audit import audit
+from whet.run import run
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+ASYNCHRONOUS: dict[str, Any] = {
+    "rollouts": {"prompts_per_step": 3, "max_staleness": 1},
+    "algorithm": {"type": "grpo", "group_size": 4, "loss": {"type": "policy", "correction": "tis"}},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="in step"),
+        pytest.param(ASYNCHRONOUS, id="asynchronous"),
+        pytest.param(
+            {"model": {"lora": {"rank": 4}}, "weights": {"lora": "adapter"}, "optimizer": {"lr": 0.01}}, id="adapter"
+        ),
+        pytest.param({**AGENTS, "checkpoints": {"every": 1}}, id="agent"),
+    ],
+)
+def test_a_run_on_vllm_proves_each_refit_and_trains_each_prompt_once(
+    changes: dict[str, Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    small = {"type": "vllm", "dtype": "float32", "max_batch": 16, "max_context": 256, "cache_gib": 0.1, "threads": 1}
+    settings: dict[str, Any] = {"evaluation": {"limit": 2}, **changes, "generator": {**small, "deadline": 120.0}}
+    folder = run.start(toy_recipe(tiny_model, steps=3, **settings), tmp_path / "run")
+    steps = lines(folder, "train")[1:]
+    assert len(steps) == 3
+    assert all(0 <= line["refit/probe_mean"] < 1e-3 for line in steps)
+    if "rollouts" not in changes:
+        assert all(line["mismatch/token_mult_prob_error"] < 1.01 for line in steps)
+    assert any(line["gradient_norm"] > 0 for line in steps)
+    counts = audit(folder)
+    assert not counts.violations
+    assert sum(outcomes["trained"] for outcomes in counts.by_epoch().values()) == 3 * 3
