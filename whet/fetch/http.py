@@ -55,10 +55,12 @@ class HttpClient:
             ),  # cookies belong to a session, not to the client
         )
 
-    async def post(self, url: str, body: Any, cookies: Cookies | None = None) -> Answer:
+    async def post(
+        self, url: str, body: Any, cookies: Cookies | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
         """Return the answer to one request, whatever its status. ``cookies`` are sent and updated. Raises
         ``UnansweredError``."""
-        return await self._answer(self._http.build_request("POST", url, json=body), cookies)
+        return await self._answer(self._http.build_request("POST", url, json=body, headers=headers), cookies)
 
     async def get(self, url: str) -> Answer:
         """Return what is at an address, whatever the status. Raises ``UnansweredError``."""

@@ -11,9 +11,9 @@ import pytest
 
 from tests.groups import episode
 from tests.tasks.gym.play import Replayer, calls, over, play, says
-from whet.base.errors import ConfigError, DataError
+from whet.base.errors import DataError
 from whet.core.types import Group
-from whet.tasks.gym.client import GymError, servers_of
+from whet.tasks.gym.client import GymError
 from whet.tasks.gym.tasks import NemoGym
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
@@ -66,7 +66,7 @@ def run(environments: Any, *replies: Any) -> tuple[float, list[str]]:
 def test_the_whole_row_is_sent_with_the_answer_as_items(tmp_path: Path) -> None:
     environments, seen = server(tmp_path, verified)
     assert run(environments, {**says("4"), "reasoning_content": "easy"}) == (0.5, [])
-    assert [path for path, _ in seen] == ["/seed_session", "/verify"]
+    assert [path for path, _ in seen] == ["/seed_session", "/verify", "/close_session"]
     assert seen[0][1] == ROW
     body = seen[1][1]
     assert {name: body[name] for name in ROW} == ROW
@@ -77,13 +77,13 @@ def test_a_tool_that_the_row_does_not_declare_is_not_called(tmp_path: Path) -> N
     environments, seen = server(tmp_path, verified)
     _, said = run(environments, calls("verify", reward=1), calls("../verify"), says("4"))
     assert said == ["Error: there is no tool 'verify'", "Error: there is no tool '../verify'"]
-    assert [path for path, _ in seen] == ["/seed_session", "/verify"]
+    assert [path for path, _ in seen] == ["/seed_session", "/verify", "/close_session"]
 
 
 def test_calls_have_unique_ids_in_the_whole_conversation(tmp_path: Path) -> None:
     environments, seen = server(tmp_path, verified)
     run(environments, calls("add", a=1), calls("add", a=2), says("4"))
-    output = seen[-1][1]["response"]["output"]
+    output = seen[-2][1]["response"]["output"]
     assert [item["type"] for item in output] == ["function_call", "function_call_output"] * 2 + ["message"]
     ids = [item["call_id"] for item in output if item["type"] == "function_call"]
     assert len(set(ids)) == 2
@@ -93,7 +93,7 @@ def test_calls_have_unique_ids_in_the_whole_conversation(tmp_path: Path) -> None
 def test_an_episode_that_only_calls_is_verified_in_the_end(tmp_path: Path) -> None:
     environments, seen = server(tmp_path, verified, max_steps=2)
     reward, _ = run(environments, calls("add"), calls("add"))
-    assert (reward, seen[-1][0]) == (0.5, "/verify")
+    assert (reward, seen[-2][0]) == (0.5, "/verify")
 
 
 def test_components_are_scores(tmp_path: Path) -> None:
@@ -161,59 +161,18 @@ def test_a_tool_may_answer_that_it_found_nothing(tmp_path: Path) -> None:
 
 
 def test_a_seed_is_tried_again_and_a_tool_is_not(tmp_path: Path) -> None:
-    count = dict.fromkeys(["/seed_session", "/add", "/verify"], 0)
+    count = dict.fromkeys(["/seed_session", "/add", "/verify", "/close_session"], 0)
 
     def shaky(path: str, body: Any) -> httpx.Response:
         count[path] += 1
         return httpx.Response(503) if count[path] == 1 and path != "/verify" else verified(path, body)
 
-    tasks = NemoGym(path=row_file(tmp_path, ROW), servers={"it": "http://gym.test"}, test_size=0, retries=2)
+    tasks = NemoGym(path=row_file(tmp_path, ROW), servers={"sums": "http://gym.test"}, test_size=0, retries=2)
     environments, _ = server(tmp_path, shaky)
     environments.tasks = tasks
     with pytest.raises(GymError, match=r"gym.test/add: HTTP 503"):
         run(environments, calls("add"))
-    assert count == {"/seed_session": 2, "/add": 1, "/verify": 0}
-
-
-def test_rows_find_their_server_or_say_which_they_miss(tmp_path: Path) -> None:
-    two = {"sums": "http://a.test", "other": "http://b.test"}
-    found = NemoGym(path=row_file(tmp_path, ROW), servers=two, test_size=0)
-    assert found.open().session(found.tasks("train")[0])._url == "http://a.test"
-    lost = NemoGym(path=row_file(tmp_path, ROW), servers={"x": "http://a.test", "y": "http://b.test"}, test_size=0)
-    with pytest.raises(
-        DataError, match=r"rows.jsonl:1: no server for the agent 'sums_simple_agent'; data.servers has: x, y"
-    ):
-        lost.open().session(lost.tasks("train")[0])
-    with pytest.raises(ValueError, match="give servers"):
-        NemoGym(path="rows.jsonl")
-    with pytest.raises(DataError, match=r"rows.jsonl:1: field 'responses_create_params' is missing"):
-        NemoGym(path=row_file(tmp_path, {"a": 1}), servers=two, test_size=0).tasks("train")
-
-
-def test_the_server_with_the_longest_name_plays_an_agent(tmp_path: Path) -> None:
-    servers = {"sums": "http://a.test", "sums_v2": "http://b.test", "other": "http://c.test"}
-    row = ROW | {"agent_ref": {"name": "sums_v2_simple_agent"}}
-    tasks = NemoGym(path=row_file(tmp_path, row), servers=servers, test_size=0)
-    assert tasks.open().session(tasks.tasks("train")[0])._url == "http://b.test"
-
-
-def test_a_head_server_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = """
-sums: {resources_servers: {sums: {host: 127.0.0.1, port: 7}}}
-sums_simple_agent: {responses_api_agents: {simple_agent: {resources_server: {name: sums}, host: h, port: 8}}}
-policy_model: {responses_api_models: {m: {host: h, port: 9}}}
-"""
-    answers = {"http://head.test/global_config_dict_yaml": httpx.Response(200, json=config)}
-
-    def get(url: str, **_: Any) -> httpx.Response:
-        answer = answers.get(url, httpx.Response(404))
-        answer.request = httpx.Request("GET", url)
-        return answer
-
-    monkeypatch.setattr(httpx, "get", get)
-    assert servers_of("http://head.test/") == dict.fromkeys(["sums", "sums_simple_agent"], "http://127.0.0.1:7")
-    with pytest.raises(ConfigError, match=r"data.head: http://unknown.test/global_config_dict_yaml doesn't list"):
-        servers_of("http://unknown.test")
+    assert count == {"/seed_session": 2, "/add": 1, "/verify": 0, "/close_session": 2}
 
 
 def test_a_group_is_compared_in_one_request(tmp_path: Path) -> None:

@@ -1,68 +1,28 @@
-"""Rewards compared with real servers of nemo-gym 0.7.0, on its example rows and on adversarial answers.
-
-Needs a separate interpreter with nemo-gym (`make install-gym`), named by WHET_GYM_PYTHON; not part of CI."""
+"""Rewards compared with real servers of nemo-gym 0.7.0, on its example rows and on adversarial answers."""
 
 import asyncio
 import json
-import os
-import subprocess
-import sysconfig
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.tasks.gym.play import over, play, says
+from tests.tasks.gym.real import gym_folder, needs_gym, resources, running
 from whet.tasks.choice.task_set import MultipleChoice
 from whet.tasks.structured.task_set import StructuredOutput
 
-PYTHON = os.environ.get("WHET_GYM_PYTHON", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="WHET_GYM_PYTHON names no interpreter with nemo-gym (make install-gym)"),
-]
+pytestmark = needs_gym
 ROWS = {"mcqa": "example.jsonl", "structured_outputs": "structured_outputs_v3_example.jsonl"}
-CONFIG = """
-dry_run: false
-profiling_enabled: false
-head_server: {{host: 127.0.0.1, port: 11999}}
-policy_model: {{responses_api_models: {{vllm_model: {{entrypoint: app.py, host: 127.0.0.1, port: 11998}}}}}}
-{name}: {{resources_servers: {{{name}: {{entrypoint: app.py, domain: knowledge, host: 127.0.0.1, port: {port}}}}}}}
-"""
-
-
-def folder() -> Path:
-    where = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    return Path(subprocess.run([PYTHON, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
 
 
 @pytest.fixture(scope="module", params=list(ROWS))
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
     """The name of a real server, its URL and its example rows."""
-    assert sysconfig.get_paths()["purelib"] != str(folder()), "nemo-gym's pins are not ours: it has its own interpreter"
-    name, port = request.param, 12100 + len(request.param)
-    environment = os.environ | {
-        "NEMO_GYM_CONFIG_DICT": CONFIG.format(name=name, port=port), "NEMO_GYM_CONFIG_PATH": name,
-        "PYTHONPATH": str(folder()),
-    }  # fmt: skip
-    log = (tmp_path_factory.mktemp(name) / "log.txt").open("wb")
-    with subprocess.Popen(
-        [PYTHON, f"resources_servers/{name}/app.py"], cwd=folder(), env=environment, stdout=log, stderr=log
-    ) as process:
-        try:
-            for _ in range(240):
-                try:
-                    httpx.get(f"http://127.0.0.1:{port}/reverify_mode")
-                    break
-                except httpx.HTTPError:
-                    assert process.poll() is None, Path(log.name).read_text()[-2000:]
-                    time.sleep(0.5)
-            yield name, f"http://127.0.0.1:{port}", folder() / f"resources_servers/{name}/data/{ROWS[name]}"
-        finally:
-            process.terminate()
+    name = request.param
+    with running(tmp_path_factory.mktemp(name), {name: resources(name)}) as urls:
+        yield name, urls[name], gym_folder() / f"resources_servers/{name}/data/{ROWS[name]}"
 
 
 def answers(row: dict[str, Any]) -> dict[str, str]:

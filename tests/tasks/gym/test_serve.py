@@ -159,3 +159,18 @@ def test_it_listens_until_it_is_ended() -> None:
 
     assert asyncio.run(go()) == (1.0, "requests of web pages are refused")
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_session_has_a_cookie_and_ends(tmp_path: Path) -> None:
+    session = {"resources_session_id": "s", "episode_id": {"rollout_id": "r", "attempt": 0}}
+    seeded = asyncio.run(ask(application(TASKS), "/seed_session", session))
+    assert seeded.json() == {"resources_session_id": "s"}
+    assert seeded.cookies.get("whet_session")
+    assert asyncio.run(ask(application(TASKS), "/close_session", session)).json() == {"resources_session_id": "s"}
+
+
+def test_the_mean_of_measured_rewards_is_told() -> None:
+    answers = [{"reward": 1.0}, {"reward": 0.0, "mask_sample": False}, {"reward": 0.0, "mask_sample": True}]
+    told = asyncio.run(ask(application(TASKS), "/aggregate_metrics", {"verify_responses": answers})).json()
+    assert told["key_metrics"] == {"mean/reward": 0.5}
+    assert asyncio.run(ask(application(TASKS), "/aggregate_metrics", {"verify_responses": 7})).status_code == 422

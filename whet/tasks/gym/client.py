@@ -1,4 +1,4 @@
-"""A client of NeMo Gym's resources servers."""
+"""A client of NeMo Gym's resources servers and agent servers."""
 
 import json
 import re
@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from ruamel.yaml import YAML
-
-from whet.base.errors import ConfigError
-from whet.fetch.http import Answer, Cookies, HttpClient, UnansweredError, get_json, retried
+from whet.fetch.http import Answer, Cookies, HttpClient, UnansweredError, retried
 
 MAX_BYTES = 16_000_000  # longest answer
-_HEAD_DEADLINE = 30.0  # seconds for an answer of a head server
+_SHOWN = 1000  # most characters of an answer in an error
 _BUSY = {429, 502, 503, 504}  # HTTP statuses after which a request is repeated
+_UNKNOWN = {404, 405}  # HTTP statuses of a path without a route
 # FastAPI's answer for a path without a tool.
 _NO_ROUTE = re.compile(r'\s*\{"detail": ?"(Not Found|Method Not Allowed)"\}\s*')
 
@@ -27,34 +25,41 @@ class GymSession:
     """The requests of one episode. Each request sends the cookies that the server set with its last answer."""
 
     def __init__(self, http: HttpClient, url: str, retries: int, name: str) -> None:
-        self._http, self._url, self._retries, self._name = http, url.rstrip("/"), retries, name
+        self.url, self._http, self._retries, self._name = url.rstrip("/"), http, retries, name
         self._cookies = Cookies()
 
-    async def post(self, path: str, body: Any, *, once: bool = False) -> Any:
+    async def post(self, path: str, body: Any, *, once: bool = False, headers: Mapping[str, str] | None = None) -> Any:
         """Return the JSON of an answer. ``once``: the request changes the server's state and is never repeated.
 
         Raises ``GymError`` if the server fails or answers with something else."""
-        answer = await self._post(path, body, once)
+        answer = await self._post(path, body, once, headers)
         if answer.status >= 400:
-            raise GymError(f"{self._url}/{path}: HTTP {answer.status}: {answer.text[:300]}")
+            raise GymError(f"{self.url}/{path}: HTTP {answer.status}: {answer.text[:_SHOWN]}")
         try:
             return json.loads(answer.text)
         except ValueError:
-            raise GymError(f"the answer of {self._url}/{path} is not JSON: {answer.text[:200]!r}") from None
+            raise GymError(f"the answer of {self.url}/{path} is not JSON: {answer.text[:_SHOWN]!r}") from None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Return the result of a tool, or its error message about the arguments. Raises ``GymError`` if it fails, or if
         the server lacks the tool, which the row declares."""
         answer = await self._post(quote(tool, safe=""), dict(arguments), once=True)
-        if answer.status >= 500 or (answer.status in (404, 405) and _NO_ROUTE.fullmatch(answer.text)):
-            raise GymError(f"{self._url}/{tool}: HTTP {answer.status}: {answer.text[:300]}")
+        if answer.status >= 500 or (answer.status in _UNKNOWN and _NO_ROUTE.fullmatch(answer.text)):
+            raise GymError(f"{self.url}/{tool}: HTTP {answer.status}: {answer.text[:_SHOWN]}")
         return answer.text
 
-    async def _post(self, path: str, body: Any, once: bool) -> Answer:
+    async def close(self, body: Mapping[str, Any]) -> None:
+        """Have the server release the session. Servers that keep none, or are older than Gym 0.7, refuse the request.
+        Raises ``GymError`` if the server fails."""
+        answer = await self._post("close_session", dict(body), once=False)
+        if answer.status >= 500:
+            raise GymError(f"{self.url}/close_session: HTTP {answer.status}: {answer.text[:_SHOWN]}")
+
+    async def _post(self, path: str, body: Any, once: bool, headers: Mapping[str, str] | None = None) -> Answer:
         retries = 0 if once else self._retries
 
         async def attempt(number: int) -> Answer:
-            answer = await self._http.post(f"{self._url}/{path}", body, self._cookies)
+            answer = await self._http.post(f"{self.url}/{path}", body, self._cookies, headers)
             if answer.status in _BUSY and number < retries:
                 raise UnansweredError(f"HTTP {answer.status}")
             return answer
@@ -62,24 +67,4 @@ class GymSession:
         try:
             return await retried(attempt, retries, "gym", self._name, path)
         except UnansweredError as error:
-            raise GymError(f"{self._url}/{path} gave no answer in {retries + 1} attempts: {error}") from None
-
-
-def servers_of(head: str) -> dict[str, str]:
-    """Return the URL of each resources server, by its name and by its agents' names, from a head server's list. Raises
-    ``ConfigError`` if the list can't be read."""
-    url = f"{head.rstrip('/')}/global_config_dict_yaml"
-    try:
-        settings = YAML(typ="safe").load(get_json(url, _HEAD_DEADLINE))
-        servers: dict[str, str] = {}
-        behind: dict[str, str] = {}
-        for name, kinds in settings.items():
-            for kind, implementations in kinds.items() if isinstance(kinds, dict) else ():
-                for implementation in implementations.values() if isinstance(implementations, dict) else ():
-                    if kind == "resources_servers" and "port" in implementation:
-                        servers[name] = f"http://{implementation['host']}:{implementation['port']}"
-                    elif kind == "responses_api_agents" and "resources_server" in implementation:
-                        behind[name] = implementation["resources_server"]["name"]
-    except Exception as problem:
-        raise ConfigError(f"data.head: {url} doesn't list Gym's servers: {type(problem).__name__}: {problem}") from None
-    return servers | {agent: servers[name] for agent, name in behind.items() if name in servers}
+            raise GymError(f"{self.url}/{path} gave no answer in {retries + 1} attempts: {error}") from None

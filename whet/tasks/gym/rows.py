@@ -21,7 +21,7 @@ TASK = "whet_task"  # the field of a row that names its task
 _ROLES = {"developer": "system"}
 
 
-def _messages(value: object) -> list[Message]:
+def messages_of_parameters(value: object) -> list[Message]:
     """Return the messages of ``responses_create_params``. Its ``input`` is a text or a list of messages, whose contents
     are texts or parts."""
     items = value.get("input") if isinstance(value, dict) else None
@@ -39,7 +39,7 @@ class GymRow(Row):
     """Base of rows with a prompt."""
 
     prompt: Text | None = None
-    responses_create_params: Annotated[list[Message], read_by(_messages)] | None = None
+    responses_create_params: Annotated[list[Message], read_by(messages_of_parameters)] | None = None
 
     @property
     def conversation(self) -> list[Message] | None:

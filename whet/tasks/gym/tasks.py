@@ -1,35 +1,30 @@
-"""Tasks and rewards of NeMo Gym's resources servers. whet takes the part of Gym's simple agent, so that it trains on
-the sampled tokens: seed the session, sample and call tools until a reply calls none, then verify."""
+"""Tasks and rewards of NeMo Gym's servers. Rows of Gym's simple agent are played by whet, so that it trains on the
+sampled tokens: seed the session, sample and call tools until a reply calls none, then verify. Rows of other agents are
+played by Gym's agent servers, with the policy at whet's endpoint."""
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
 
 from whet.base.errors import ConfigError, DataError
+from whet.base.extras import require
 from whet.core.content import text_of
-from whet.core.types import Group, Message, Task, ToolCall
+from whet.core.types import Group, Task
 from whet.data.row import read_rows
 from whet.fetch.http import HttpClient
-from whet.tasks.base import Environment, Environments, Observation, Step, finite
+from whet.tasks.base import Environment, Environments, finite
 from whet.tasks.cases import Case
-from whet.tasks.gym.client import MAX_BYTES, GymError, GymSession, servers_of
-from whet.tasks.gym.items import response, template_tools
-from whet.tasks.gym.rows import GymRow
+from whet.tasks.gym.client import MAX_BYTES, GymError, GymSession
+from whet.tasks.gym.episodes import AgentEpisode, GymEpisode
+from whet.tasks.gym.items import response
+from whet.tasks.gym.routing import Servers, servers_of
+from whet.tasks.gym.served_row import ServedRow, WrittenRow
 from whet.tasks.task_source import SourcedTasks
 
 if TYPE_CHECKING:
     import httpx
-
-
-@dataclass(frozen=True, slots=True)
-class ServedRow:
-    """A row as the servers get it, and its place in the file."""
-
-    row: dict[str, Any]
-    where: str
 
 
 class NemoGym(SourcedTasks[ServedRow]):
@@ -40,33 +35,54 @@ class NemoGym(SourcedTasks[ServedRow]):
     path: str = Field()
     """A JSONL file of rows with ``responses_create_params``, as published for Gym."""
     servers: dict[str, str] = Field(default={})
-    """The URL of each resources server by its name, or by the agent's name in the rows' ``agent_ref``. A single server
-    serves all rows."""
+    """The URL of each resources server by its name; whet plays the rows of its simple agent, NAME_simple_agent. Other
+    rows of the simple agent are found by the agent's name, or the taskset of a materialized row."""
+    agents: dict[str, str] = Field(default={})
+    """The URL of each agent server of Gym by the agent's name in the rows' ``agent_ref``, or of each environment server
+    by the taskset in the rows' ``task_id``. It plays these rows against the policy."""
     head: str | None = None
-    """The URL of Gym's head server, which lists the resources servers."""
+    """The URL of Gym's head server, which lists resources servers and agent servers; ``servers`` and ``agents`` precede
+    its list."""
     max_steps: int = Field(8, gt=0)
     """Replies after which an episode ends and is verified. ``sampling.max_turns`` must be at least this."""
     compare: bool = False
     """Reward a group by the server's ``/compare`` (genrm_compare), which takes all its answers at once."""
     deadline: float = Field(120.0, gt=0)
-    """Seconds for one request."""
+    """Seconds for one request to a resources server."""
+    agent_deadline: float = Field(1800.0, gt=0)
+    """Seconds for one episode of an agent server."""
     retries: int = Field(2, ge=0)
     """Repeats of a request that a server did not answer. Calls of tools, which change the server's state, are not
     repeated."""
 
     @model_validator(mode="after")
     def _has_servers(self) -> "NemoGym":
-        if not self.servers and self.head is None:
-            raise ValueError("give servers (name: URL), or the head server that lists them")
+        if not self.servers and not self.agents and self.head is None:
+            raise ValueError("give servers or agents (name: URL), or the head server that lists them")
+        if self.agents and self.compare:
+            raise ValueError(
+                "compare is for rows that whet plays; agents are rewarded by the server that verifies them"
+            )
         return self
 
     def read(self, path: str) -> list[Task[ServedRow]]:
-        tasks = []
-        for row in read_rows(path, GymRow, self.columns):
-            if row.conversation is None:
-                raise DataError(f"{row.where}: field 'responses_create_params' is missing")
-            tasks.append(Task("", row.conversation, ServedRow(row.given, row.where)))
+        tasks = [row.task() for row in read_rows(path, WrittenRow, self.columns)]
+        if self.head is None:  # otherwise once it has answered
+            self._check(tasks, Servers(self.servers, self.agents))
         return tasks
+
+    def listed(self) -> Servers:
+        """Return all servers. Raises ``ConfigError`` if the head server doesn't answer, and ``DataError`` naming a row
+        whose agent is not known."""
+        listed = servers_of(self.head) if self.head is not None else Servers({}, {})
+        agents = {**listed.agents, **self.agents}
+        servers = Servers({**listed.resources, **self.servers}, agents)
+        self._check([*self.tasks("train"), *self.tasks("test")], servers)
+        return servers
+
+    def _check(self, tasks: Sequence[Task[ServedRow]], servers: Servers) -> None:
+        for task in tasks:
+            servers.route(task.data)
 
     def unearned(self, tasks: Sequence[Task[ServedRow]]) -> Iterable[Case]:
         """Return no cases, because only the servers know what an answer earns."""
@@ -76,6 +92,8 @@ class NemoGym(SourcedTasks[ServedRow]):
         raise ConfigError("data.path is missing: rows of NeMo Gym are read from a file")
 
     def open(self) -> "GymEnvironments":
+        if self.agents:
+            require("serve", "data.agents of NeMo Gym", "starlette", "uvicorn")
         return GymEnvironments(self)
 
 
@@ -84,37 +102,41 @@ class GymEnvironments(Environments[ServedRow]):
 
     def __init__(self, tasks: NemoGym, transport: "httpx.AsyncBaseTransport | None" = None) -> None:
         """``transport`` replaces the network in tests."""
-        self.tasks = tasks
+        self.tasks, self.servers = tasks, tasks.listed()
         self._http = HttpClient(tasks.deadline, MAX_BYTES, transport=transport)
-        self._servers = dict(tasks.servers) or servers_of(tasks.head or "")
+        self._agents = HttpClient(tasks.agent_deadline, MAX_BYTES, transport=transport)
+        self._episodes = 0  # of agents
 
     def make(self, task: Task[ServedRow]) -> Environment:
-        return GymEpisode(self.session(task), task, self.tasks)
+        row = task.data
+        if self.servers.route(row).by_agent:
+            raise DataError(
+                f"{row.where}: the agent {row.player!r} plays whole episodes against a model, not given replies"
+            )
+        return GymEpisode(self.session(task), task, self.tasks.max_steps, self.tasks.compare)
+
+    def program_for(self, task: Task[ServedRow]) -> AgentEpisode | None:
+        if not self.servers.route(task.data).by_agent:
+            return None
+        self._episodes += 1
+        return AgentEpisode(self.session(task), task, self._episodes)
 
     def session(self, task: Task[ServedRow]) -> GymSession:
-        """Return the session of an episode. Raises ``DataError`` for a row whose server is not listed."""
-        agent = (task.data.row.get("agent_ref") or {}).get("name", "")
-        urls = list(self._servers.values())
-        url = self._servers.get(agent) or (urls[0] if len(urls) == 1 else None)
-        if url is None:  # mcqa_simple_agent is the agent of mcqa, and mcqa_v2_simple_agent of mcqa_v2 rather than mcqa
-            names_of = [name for name in self._servers if name and agent.startswith(f"{name}_")]
-            url = self._servers[max(names_of, key=len)] if names_of else None
-        if url is None:
-            names = ", ".join(self._servers)
-            raise DataError(f"{task.data.where}: no server for the agent {agent!r}; data.servers has: {names}")
-        return GymSession(self._http, url, self.tasks.retries, task.uid)
+        """Return the session of an episode with the server of its row."""
+        route = self.servers.route(task.data)
+        return GymSession(self._agents if route.by_agent else self._http, route.url, self.tasks.retries, task.uid)
 
     async def score_group(self, task: Task[ServedRow], group: Group) -> None:
         if not self.tasks.compare:
             return
-        row = task.data.row
-        parameters, start = row["responses_create_params"], len(task.prompt)
+        row, start = task.data, len(task.prompt)
+        parameters = row.parameters
         body = {
             "conversation_history": [
                 {"role": message["role"], "content": text_of(message["content"])} for message in task.prompt
             ],
             "response_objs": [response(episode.messages[start:], parameters) for episode in group.episodes],
-            "principle": row.get("principle"),
+            "principle": row.fields.get("principle"),
         }
         answer = await self.session(task).post("compare", body)
         rewards = answer.get("rewards") if isinstance(answer, dict) else None
@@ -127,49 +149,4 @@ class GymEnvironments(Environments[ServedRow]):
 
     async def close(self) -> None:
         await self._http.close()
-
-
-class GymEpisode(Environment):
-    """One episode on a resources server. Verification ends the server's session."""
-
-    def __init__(self, session: GymSession, task: Task[ServedRow], tasks: NemoGym) -> None:
-        self.session, self.task, self.tasks = session, task, tasks
-        self.conversation: list[Message] = []  # after the prompt
-        self.steps = 0
-
-    async def start(self) -> Observation:
-        await self.session.post("seed_session", self.task.data.row)
-        tools = self.task.data.row["responses_create_params"].get("tools") or []
-        return Observation(list(self.task.prompt), template_tools(tools))
-
-    async def step(self, reply: Message) -> Step:
-        self.steps += 1
-        calls: list[ToolCall] = [  # with ids that are unique in the whole conversation
-            {**call, "id": f"{self.steps}_{number}"} for number, call in enumerate(reply.get("tool_calls", []))
-        ]
-        self.conversation.append({**reply, "tool_calls": calls} if calls else reply)
-        declared = {tool.get("name") for tool in self.task.data.row["responses_create_params"].get("tools") or []}
-        results: list[Message] = []
-        for call in calls:
-            function = call["function"]
-            if function["name"] in declared:  # the model must not call other paths, such as /verify
-                text = await self.session.call(function["name"], function["arguments"])
-            else:
-                text = f"Error: there is no tool {function['name']!r}"
-            results.append({"role": "tool", "name": function["name"], "tool_call_id": call["id"], "content": text})
-        self.conversation += results
-        if calls and self.steps < self.tasks.max_steps:
-            return Step(done=False, messages=results)
-        return Step() if self.tasks.compare else await self._verified()
-
-    async def _verified(self) -> Step:
-        row = self.task.data.row
-        body = row | {"response": response(self.conversation, row["responses_create_params"])}
-        answer = await self.session.post("verify", body, once=True)
-        if not isinstance(answer, dict) or "reward" not in answer:
-            raise GymError(f"/verify of {self.task.uid} gave no reward: {str(answer)[:200]}")
-        if answer.get("mask_sample"):
-            kind, reason = answer.get("failure_kind"), answer.get("failure_reason")
-            raise GymError(f"/verify of {self.task.uid} reports that the episode was not measured: {kind}: {reason}")
-        components = answer.get("reward_components") or {}
-        return Step(finite(answer["reward"], f"the reward of {self.task.uid}"), scores=dict(components))
+        await self._agents.close()
