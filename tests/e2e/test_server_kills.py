@@ -56,7 +56,7 @@ def test_a_server_of_vllm_is_killed_and_replaced_in_the_middle_of_a_run(tiny_mod
         process = whet("train", str(write_recipe(tmp_path / "toy.yaml", recipe)), "--folder", str(run))
         try:
             for number, server in enumerate(list(servers)):
-                wait_for(process, run, lines(run) + 2)
+                wait_for(process, run, lines(run) + 6)  # three steps, so that both servers serve
                 server.kill()
                 servers[number] = Vllm(tiny_model, tmp_path / f"log-{number}.txt", port=server.port)
                 serves(server.url, process)
