@@ -43,7 +43,7 @@ DOTTED_PATH = re.compile(r"whet(\.\w+)+(:\w+)?")
 UPWARD_PATHS = {
     "config/moved.py": ".*",  # a table of renames: nothing is imported by it
     "tasks/judges/hosted.py": r"whet\.endpoint\.hosted_judge:HostedJudge",  # loaded by its process, for torch
-    "tasks/preference/reward_model_process.py": r"whet\.models\.reward_model",  # loaded by its process, for torch
+    "tasks/preference/reward_model_process.py": r"whet\.models\.(reward_model|classifier)",  # for torch
 }
 
 

@@ -5,10 +5,11 @@ set's own grader. Each part is logged as a score, and ``correct`` is the grader'
 the reward model shows there.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.fetch.model import absolute_path
 from whet.tasks.base import Environment, Environments, Observation, Step, called, finite
@@ -26,6 +27,11 @@ class RewardModelTasks(Rewarded):
     Face Hub."""
     revision: str | None = None
     """Branch, tag or commit of a Hub id."""
+    label: str | int | None = None
+    """The label, by name or number, of a classifier of texts, for example of sentiment, which scores the last reply
+    alone. None: ``model`` is a reward model."""
+    value: Literal["probability", "logit"] = "probability"
+    """With ``label`` its score."""
     scale: float = 1.0
     shift: float = 0.0
     """The score that earns a reward of 0."""
@@ -39,6 +45,14 @@ class RewardModelTasks(Rewarded):
     def _absolute(cls, model: str) -> str:
         return absolute_path(model)
 
+    @model_validator(mode="after")
+    def _classifies(self) -> "RewardModelTasks":
+        if self.label is None and self.value != "probability":
+            raise ValueError(f"value = {self.value} is read only with a label; leave it out")
+        if self.label is not None and self.value == "logit" and self.clamp is None:
+            raise ValueError("value = logit has no lower limit; set clamp, whose negative rewards empty answers")
+        return self
+
     def open(self) -> "RewardedEnvironments":
         return RewardedEnvironments(self)
 
@@ -47,13 +61,21 @@ class RewardModelTasks(Rewarded):
         value = (finite(score, f"the score of the reward model {self.model}") - self.shift) * self.scale
         return value if self.clamp is None else max(-self.clamp, min(self.clamp, value))
 
+    @property
+    def lowest(self) -> float:
+        """The least reward for a score of a classifier, which an empty answer gets."""
+        if self.value == "logit":
+            return -(self.clamp or 0.0)
+        return min(self.reward_of(0.0), self.reward_of(1.0))
+
 
 class RewardedEnvironments(Environments):
     """The environments of the task set, and the reward model."""
 
     def __init__(self, tasks: RewardModelTasks) -> None:
         self.tasks, self.inner = tasks, tasks.taskset.open()
-        self.model = RewardModelClient(tasks.model, tasks.revision, tasks.process)
+        label = None if tasks.label is None else (tasks.label, tasks.value)
+        self.model = RewardModelClient(tasks.model, tasks.revision, tasks.process, label)
 
     def make(self, task: Task) -> Environment:
         environments = self.inner if self.tasks.taskset.grades else _Ungraded()
@@ -85,18 +107,24 @@ class RewardedEpisode(Environment):
     async def step(self, reply: Message) -> Step:
         step = await self.inner.step(reply)
         self.seen.messages.append(reply)
-        score = await self.model.score(self.seen.messages, self.seen.tools)
+        value, scores = await self._valued(reply)
         self.seen.messages += step.messages
-        value = self.tasks.reward_of(score)
         reward = value - self.value + self.tasks.grade_weight * step.reward
         self.value = value
         self.graded += step.reward
-        scores = {"reward_model": float(score), **step.scores}
-        if isinstance(score, CutScore):
-            scores["reward_model_cut"] = 1.0
+        scores |= step.scores
         if self.tasks.taskset.grades:
             scores = {"correct": float(self.graded > 0), **scores, "grade": self.graded}
         return Step(reward, step.done, step.messages, scores)
+
+    async def _valued(self, reply: Message) -> tuple[float, dict[str, float]]:
+        """Return the value of the conversation up to the reply, and the scores of the model. A classifier is not asked
+        about an empty reply."""
+        if self.tasks.label is not None and not text_of(reply["content"]).strip():
+            return self.tasks.lowest, {}
+        score = await self.model.score(self.seen.messages, self.seen.tools)
+        cut = {"reward_model_cut": 1.0} if isinstance(score, CutScore) else {}
+        return self.tasks.reward_of(score), {"reward_model": float(score), **cut}
 
     async def close(self) -> None:
         await self.inner.close()

@@ -25,6 +25,7 @@ from whet.processes.pool import CallCrash, CallTimeout, Pool, WorkerLimits
 
 log = logging.getLogger(__name__)
 MODULE = "whet.models.reward_model"  # by name, because it imports torch
+CLASSIFIER = "whet.models.classifier"
 
 
 class RewardModelProcess(Config):
@@ -55,15 +56,19 @@ class _Request:
 class RewardModelClient:
     """A client of a reward model. Its process starts at the first call. All calls must come from one event loop."""
 
-    def __init__(self, model: str, revision: str | None, config: RewardModelProcess) -> None:
+    def __init__(
+        self, model: str, revision: str | None, config: RewardModelProcess, label: tuple[str | int, str] | None = None
+    ) -> None:
+        """``label``: with a classifier the label that is scored, and ``probability`` or ``logit``."""
         self.model, self.config = model, config
+        self._module = MODULE if label is None else CLASSIFIER
         self.batches = 0  # scored so far
         self._warned = False  # about conversations that are too long
-        self._settings = (model, revision, config.device, config.dtype, config.threads)
+        self._settings = (model, revision, config.device, config.dtype, config.threads, *(label or ()))
         limits = WorkerLimits(
             workers=1, cpu_s=None, memory_gib=None, deadline_s=config.deadline_s, start_s=config.start_s
         )
-        self.pool = Pool(f"{MODULE}:load", limits, arguments=self._settings, threads=config.threads)
+        self.pool = Pool(f"{self._module}:load", limits, arguments=self._settings, threads=config.threads)
         self._waiting: list[_Request] = []
         self._scoring = asyncio.Lock()
 
@@ -90,7 +95,7 @@ class RewardModelClient:
         restarts = self.pool.restarts
         try:
             conversations = [request.conversation for request in batch]
-            scores = await self.pool.call(f"{MODULE}:scores", self._settings, conversations)
+            scores = await self.pool.call(f"{self._module}:scores", self._settings, conversations)
             results = [CutScore(*score) if isinstance(score, list) else score for score in scores]
             if len(results) != len(batch):
                 raise WhetError(f"it gave {len(results)} scores for {len(batch)} conversations")
