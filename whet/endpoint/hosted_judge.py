@@ -3,7 +3,6 @@ built-in engine that answers requests of OpenAI's chat API. A reply is a functio
 bit."""
 
 import json
-import os
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,6 @@ from whet.engines.torch.generator import TorchGenerator
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model, load_tokenizer
 
-_NICE = 5  # the policy's sampling goes first where both compute
 _STALL_S = 3600.0  # seconds; the owner has a deadline for each request
 
 
@@ -55,7 +53,6 @@ class HostedJudge:
         self, model: str, revision: str | None, dtype: str, threads: int, max_context: int, max_batch: int
     ) -> None:
         """Raises ``WhetError`` for a model that can't be loaded, or has no chat template."""
-        os.nice(_NICE)
         torch.set_num_threads(threads)
         config = ModelConfig(path=model, revision=revision)
         tokenizer = load_tokenizer(config)

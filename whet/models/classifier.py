@@ -71,8 +71,8 @@ def _index(labels: dict[int, str], label: str | int, folder: str) -> int:
     for number, name in labels.items():
         if label in (name, number):
             return number
-    known = ", ".join(f"{name} ({number})" for number, name in labels.items())
-    raise WhetError(f"{folder} has no label {label!r}; its labels are {known}")
+    names = ", ".join(f"{name} ({number})" for number, name in labels.items())
+    raise WhetError(f"{folder} has no label {label!r}; its labels are {names}")
 
 
 @cache
