@@ -86,7 +86,8 @@ def test_sampled_logprobs_equal_those_of_one_plain_forward(model: Callable[..., 
             with torch.no_grad():
                 logits = reference(torch.tensor([prompt + c.tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1]
             expected = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None])[:, 0]
-            tolerance = 2e-4 if model in STATES else 1e-4  # their scans go another way with one token than with many
+            # Scans go another way with one token than with many, always in float32: up to 3.4e-4 on some processors.
+            tolerance = 1e-3 if model in STATES else 1e-4
             torch.testing.assert_close(torch.tensor(c.logprobs), expected, atol=tolerance, rtol=0)
 
     run(generator, body)

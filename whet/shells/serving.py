@@ -39,7 +39,7 @@ class ShellServer(Config):
     """The settings of ``whet shells``."""
 
     runtime: Annotated[RuntimeKind, Component(RUNTIMES)] = Local()
-    """What the server opens. Its ``limits`` are the most that a run may ask for."""
+    """The kind of runtimes. Its ``limits`` are the most that a run may ask for."""
     most: int = Field(default=64, ge=1)
     """Runtimes at the same time. An episode that needs one more waits for the end of another."""
     longest_s: float = Field(default=3600.0, gt=0)
