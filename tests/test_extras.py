@@ -78,6 +78,7 @@ QUICK = [
     ("serve", "starlette", "watch run"),
     ("serve", "uvicorn", "eval toy.yaml data.type=agent data.program=os.path:join data.taskset=tests.toy:Lowercase"),
     ("lora", "peft", "train toy.yaml model.lora.rank=2"),
+    ("qlora", "bitsandbytes", "train toy.yaml model.lora.quantize=nf4"),
     ("data", "datasets", "validate gsm8k"),
     ("images", "PIL", "validate pictures"),
 ]

@@ -17,6 +17,7 @@ EXTRAS = {
     "tools": "tools of a policy",
     "serve": "the OpenAI API for agents, whet serve and whet watch",
     "lora": "LoRA",
+    "qlora": "LoRA on a model in 4 bits",
     "data": "Parquet and Arrow files, data sets of the Hugging Face Hub, near duplicates",
     "images": "models, rows and tasks with images",
     "ray": "clusters",

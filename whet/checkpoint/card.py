@@ -50,9 +50,15 @@ def model_card(
         facts=facts,
         measured=_measured(run, checkpoint.step),
         kind=kind,
+        quantized=_quantized(recipe) if kind == "adapter" else None,
         lineage=list(_origins(lineage, 0)),
     )
     return f"{card}\n"
+
+
+def _quantized(recipe: dict[str, Any]) -> str | None:
+    lora: dict[str, Any] | None = recipe.get("model", {}).get("lora")
+    return lora.get("quantize") if lora else None
 
 
 def _hub_data(lineage: Record) -> Iterator[str]:

@@ -15,16 +15,19 @@ if TYPE_CHECKING:
 
 def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
     """Return the checkpoint's policy on the CPU in float32 (a ``PreTrainedModel``, or a ``PeftModel`` with LoRA).
-    Raises ``CheckpointError`` if its tensors do not match the model's."""
+    Quantized layers are ordinary ones with the same values. Raises ``CheckpointError`` if its tensors do not match the
+    model's."""
     import torch
 
     from whet.learner.state import load_weights
     from whet.models.loading import load_model
+    from whet.models.quantized import dequantize
 
     path = checkpoint.folder / "policy"
     if not path.is_dir():
         raise CheckpointError(f"{checkpoint.folder} has no policy")
     model: Any = load_model(config, dtype=torch.float32, train=True)
+    dequantize(model)
     copy_into(model, load_weights(path), path, partial=config.lora is not None)
     return model.eval()
 

@@ -29,6 +29,7 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> Any:
 
     from whet.learner.state import load_weights
     from whet.models.loading import load_model
+    from whet.models.quantized import dequantize
 
     path = folder / ROLE
     tensors = load_weights(path)
@@ -36,6 +37,7 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> Any:
     if head is None:
         raise CheckpointError(f"{path} has no {HEAD}, so this version can't read it as a reward model")
     model: Any = load_model(config, dtype=torch.float32, train=True)
+    dequantize(model)
     output = model.get_output_embeddings().weight
     if output is not model.get_input_embeddings().weight:
         output.requires_grad_(False)  # the learner does not train the unused head

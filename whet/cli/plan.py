@@ -54,6 +54,8 @@ def _print(plan: "Plan") -> None:
     for role, model in plan.models.items():
         experts = f" ({show(model.experts, 'count')} in experts)" if model.experts else ""
         print(f"{role}: {show(model.parameters, 'count')} parameters{experts}, {model.layers} layers")
+    for line in plan.quantized:
+        print(line)
     each = "" if len(plan.models) == 1 else " each"
     print(f"learner: {plan.ranks} rank{'s' * (plan.ranks > 1)}{each}")
     for line in plan.layout:

@@ -19,6 +19,7 @@ from whet.cluster.base import RankInfo
 from whet.learner.config import Precision
 from whet.learner.model import build_whole
 from whet.models.config import ModelConfig
+from whet.models.quantized import quantized_layers
 from whet.models.stages import cut_layers
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import Ranks, T, arrange
@@ -32,6 +33,8 @@ class Shard:
 
     weights: int  # bytes
     trained: int  # numbers
+    quantized: int = 0  # numbers in 4 bits
+    restored: int = 0  # numbers in the largest of these matrices, which is computed with in full
 
 
 def lay_out(
@@ -49,9 +52,14 @@ def lay_out(
         build = partial(build_whole, model, precision, train, value_head, 0)
         scorer, _ = parallelize(build, ranks, bfloat16=precision == "bfloat16", trains=train)
         parts = [(local(parameter), parameter.requires_grad) for parameter in scorer.parameters()]
+        layers = quantized_layers(scorer).values()
+        parts += [(stored, False) for layer in layers for stored in (layer.packed, layer.scales)]
+        numbers = [layer.in_features * layer.out_features for layer in layers]
     return Shard(
         sum(part.numel() * part.element_size() for part, _ in parts),
         sum(part.numel() for part, trains in parts if trains),
+        sum(numbers),
+        max(numbers, default=0),
     )
 
 

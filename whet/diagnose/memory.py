@@ -84,6 +84,7 @@ def learner_memory(
             "a layer's backward pass": _BACKWARD * layer // sharing,
             "head": matrix * stage.last * master,  # its gradient, before it is added
             "weights as they are computed with": _casts(size, config, parallel, shard),
+            "a matrix, back from 4 bits": shard.restored * master,
             "hidden states between stages": stage.borders * hidden_states // sharing * master,
         }
     if parallel.ranks > 1:  # FSDP all-gathers a layer before it computes, even with one rank per stage

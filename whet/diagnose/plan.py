@@ -18,6 +18,7 @@ from whet.diagnose.memory import BYTES, CUDA_CONTEXT, Memory, bucket_bytes, gene
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.models.loading import load_model_config
 from whet.models.moe.routing import experts_missing
+from whet.models.quantized import BLOCK
 from whet.run.machine import decide
 from whet.weights.config import usual_bucket
 
@@ -44,6 +45,7 @@ class Plan:
     refit_tensors: int
     first_refit: int | None = None  # bytes of the first refit, if it is larger
     precision: str = ""  # of learner and generator, with the reason
+    quantized: list[str] = field(default_factory=list)  # models with layers in 4 bits, and what that saves, in words
     warnings: list[str] = field(default_factory=list)
 
 
@@ -109,6 +111,8 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
         except (WhetError, ValueError, RuntimeError, AssertionError) as error:  # of this package, or of torch
             plan.warnings.append(f"this layout will be refused for the {role}: {error}")
             return
+        if shard.quantized:
+            plan.quantized.append(_saved(role, shard, recipe))
         yield (
             stage,
             learner_memory(
@@ -126,6 +130,16 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
                 moments=recipe.optimizer.numbers(shard.trained, size.hidden, size.vocabulary),
             ),
         )
+
+
+def _saved(role: str, shard: Shard, recipe: "Recipe") -> str:
+    """Return the memory that a learner's layers in 4 bits take, and what they would take otherwise."""
+    frozen = 2 if recipe.learner.computes_in == "bfloat16" else BYTES[recipe.learner.computes_in]
+    stored = shard.quantized // 2 + shard.quantized // BLOCK * 4
+    return (
+        f"the {role}'s linear layers are in 4 bits: {format_bytes(stored)} instead of "
+        f"{format_bytes(shard.quantized * frozen)}"
+    )
 
 
 def _add_generator(plan: Plan, recipe: "Recipe", runtime: int, gpu: bool) -> None:

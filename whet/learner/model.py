@@ -26,6 +26,7 @@ from whet.models.head import ValueHead, head_of
 from whet.models.image_processor import ImageProcessor
 from whet.models.images import embedded, zero_of_tower
 from whet.models.loading import load_images, load_model
+from whet.models.quantized import quantized_layers
 from whet.models.shards import WHOLE, Shards
 from whet.models.stages import StageInput
 from whet.parallel.mesh import Ranks
@@ -146,7 +147,8 @@ class LearnerModel(nn.Module):
             for name, parameter in self.owned_parameters()
             for part in self.shards.parameters.stored(name, parameter.detach()).values()
         ]
-        counts = sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
+        quantized = sum(layer.packed.numel() * 2 for layer in quantized_layers(self.model).values())
+        counts = sum(size for size, _ in sizes) + quantized, sum(size for size, trained in sizes if trained)
         self.size, self.trained_size = counts if self.pipeline is None else self.pipeline.sum(counts)
 
 

@@ -32,6 +32,10 @@ class LoraSettings(Config):
     dora: bool = False
     """Also train the norm of each row of the matrices: W' = m (W + s B A) / |W + s B A| (DoRA, arXiv 2402.09353). On
     one rank, with ``weights.lora=merged``."""
+    quantize: Literal["nf4"] | None = None
+    """``nf4``: keep the linear layers of the frozen model in 4 bits (QLoRA, arXiv 2305.14314), in a seventh of the
+    memory of float32. The learner computes with the rounded weights, and a generator gets them. Dense models, on one
+    rank; needs ``whet[qlora]``."""
 
     @property
     def scaled_alpha(self) -> float:
@@ -44,6 +48,8 @@ class LoraSettings(Config):
             raise ValueError("experts = true takes no dropout; set dropout to 0")
         if self.experts and self.dora:
             raise ValueError("experts = true can't be combined with dora = true; leave one of them out")
+        if self.quantize and (other := "experts" if self.experts else "dora" if self.dora else None):
+            raise ValueError(f"quantize = {self.quantize} can't be combined with {other} = true; leave one of them out")
         return self
 
 
@@ -81,6 +87,8 @@ def check_models(config: Config) -> None:
         if isinstance(part, ModelConfig):
             if part.lora is not None:
                 require("lora", "model.lora", "peft")
+                if part.lora.quantize:
+                    require("qlora", "model.lora.quantize", "bitsandbytes")
             if part.vision is not None:
                 require("images", "model.vision", "PIL")
             check_model(part.path)

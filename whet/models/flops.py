@@ -12,6 +12,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from whet.models.moe.experts import experts_of
+from whet.models.quantized import quantized_layers
 
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k")
 
@@ -42,6 +43,7 @@ class ModelFlops:
             share = chosen / len(parameter) if chosen and id(parameter) in experts else 1.0
             body += 2 * share * parameter.numel()
             body_trained += 2 * share * parameter.numel() * parameter.requires_grad
+        body += sum(2.0 * layer.in_features * layer.out_features for layer in quantized_layers(model).values())
         head = 2.0 * output.shape[1] * (1 if value_head else output.shape[0])
         return cls(body, body_trained, head, head * (value_head or output.requires_grad), _attention(text))
 

@@ -38,9 +38,11 @@ def resolve(config: ModelConfig) -> Path:
 
 
 def fingerprint(config: ModelConfig) -> str:
-    """Return a hash of the contents of the model's config and weight files."""
+    """Return a hash of the contents of the model's config and weight files, and of how they are quantized."""
     folder = resolve(config)
     content = hashlib.blake2b(digest_size=16)
+    if _quantizes(config):
+        content.update(b"nf4")
     for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
         with path.open("rb") as file:
             content.update(hashlib.file_digest(file, "blake2b").digest())
@@ -107,15 +109,19 @@ def load_model(
     """Load the model onto the CPU, select forest attention (if its architecture supports it) and check its head.
 
     With ``train`` false no parameter requires a gradient, dropout is off, and LoRA adapters are left out: this is the
-    reference model. ``seed`` determines new adapters. ``empty`` gives the same on the device ``meta``, without weights.
+    reference model. With ``lora.quantize`` linear layers are in 4 bits, in either case. ``seed`` determines new
+    adapters. ``empty`` gives the same on the device ``meta``, without weights.
     Raises ``WhetError`` if weights or architecture are not suitable.
     """
     from whet.models.families import select_attention
     from whet.models.head import check_head
     from whet.models.images import freeze_tower
     from whet.models.moe.experts import use_grouped_experts
+    from whet.models.quantized import quantize
 
     model = _empty(config, dtype) if empty else _with_weights(config, dtype)
+    if _quantizes(config):
+        quantize(model, dtype)
     use_grouped_experts(model)
     images = None if config.vision is None else load_images(config)
     if not select_attention(model, images, check=not empty):
@@ -143,7 +149,7 @@ def _with_weights(config: ModelConfig, dtype: torch.dtype) -> Any:
     try:
         model, info = architecture(config.vision is not None).from_pretrained(
             folder,
-            dtype=dtype,
+            dtype="auto" if _quantizes(config) else dtype,  # as in the files; the layers are quantized next
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
@@ -157,6 +163,10 @@ def _with_weights(config: ModelConfig, dtype: torch.dtype) -> Any:
             "model again, or fix config.json"
         )
     return model
+
+
+def _quantizes(config: ModelConfig) -> bool:
+    return config.lora is not None and config.lora.quantize is not None
 
 
 def _cannot_load(folder: Path, error: Exception) -> WhetError:

@@ -88,8 +88,7 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "NamedTensors":
     from whet.weights.named_weights import ModelWeights
 
     if run is None:
-        plain = recipe.model.model_copy(update={"lora": None})
-        return ModelWeights(load_model(plain, dtype=torch.float32, train=False))
+        return ModelWeights(load_model(recipe.model, dtype=torch.float32, train=False))
     store = CheckpointStore(run / "checkpoints", recipe.checkpoints)
     return ModelWeights(load_policy(store.load(), recipe.model))
 

@@ -34,6 +34,7 @@ OTHER_NAMES = {
         "model.lora.alpha": "lora_alpha",
         "model.lora.dropout": "lora_dropout",
         "model.lora.target_modules": "lora_target_modules",
+        "model.lora.quantize": "load_in_4bit use_qlora bnb_4bit_quant_type",
         "chat_template, the text or a file": "chat_template_path model.chat_template tokenizer.chat_template",
         "model.path": "model_name_or_path model_name pretrain model_path model.name",
         "learner.precision": "bf16 fp16 torch_dtype mixed_precision",

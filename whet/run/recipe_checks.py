@@ -58,10 +58,7 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
     samples = isinstance(recipe.algorithm, OnlineAlgorithm)
     yield from recipe.learner.problems(recipe.parallel, recipe.model.lora is not None)
     yield from recipe.optimizer.problems(recipe.parallel, recipe.learner.type == "megatron")
-    if recipe.model.lora is not None and recipe.model.lora.dora and recipe.parallel.ranks > 1:
-        yield (
-            f"model.lora.dora = true trains on one rank, but there are {recipe.parallel.ranks}; leave one of them out"
-        )
+    yield from _problems_of_lora(recipe)
     yield from _problems_of_vision(recipe, samples)
     yield from recipe.cluster.problems(recipe.parallel.ranks)
     yield from recipe.devices.problems(recipe.cluster, samples)
@@ -76,6 +73,24 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
         yield f"profile.steps names step {late[0]}, but the run has {recipe.steps} steps"
     if recipe.algorithm.weighting == "constant" and isinstance(recipe.data, Rows) and recipe.data.longest is None:
         yield "algorithm.weighting = constant divides by the longest row there may be; set data.max_tokens"
+
+
+def _problems_of_lora(recipe: "Recipe") -> Iterator[str]:
+    lora, ranks = recipe.model.lora, recipe.parallel.ranks
+    if lora is None:
+        return
+    if lora.dora and ranks > 1:
+        yield f"model.lora.dora = true trains on one rank, but there are {ranks}; leave one of them out"
+    if lora.quantize and ranks > 1:
+        yield (
+            f"model.lora.quantize = {lora.quantize} trains on one rank, because layers in 4 bits can't be sharded, but "
+            f"there are {ranks}; leave one of them out"
+        )
+    if lora.quantize and recipe.learner.compile:
+        yield (
+            f"model.lora.quantize = {lora.quantize} computes layers in a way that learner.compile = true can't "
+            "compile; leave one of them out"
+        )
 
 
 def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:

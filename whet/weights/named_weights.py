@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from whet.base.errors import WhetError
 from whet.learner.model import LearnerModel
+from whet.models.quantized import quantized_layers
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import full_tensors
 from whet.parallel.pipeline import Pipeline
@@ -31,7 +32,21 @@ class Part:
     dtype: torch.dtype | None = None  # the pieces are cast to it before they are gathered
 
 
-def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> Iterator[Part]:
+def _contents(model: nn.Module, described: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield the items of a model's state dict. In place of the stored tensors of a quantized layer, the weights that it
+    computes with, made one layer at a time; if they are only ``described``, without values."""
+    layers = quantized_layers(model)
+    for name, tensor in model.state_dict().items():
+        layer = layers.get(name.rpartition(".")[0])
+        if layer is None or name.endswith(".bias"):
+            yield name, tensor
+        elif name.endswith(".packed"):
+            name = name.removesuffix("packed") + "weight"
+            shape = layer.out_features, layer.in_features
+            yield name, layer.weight.new_empty(shape, device="meta") if described else layer.restored()
+
+
+def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None, described: bool) -> Iterator[Part]:
     """Yield every parameter and persistent buffer, including a tied head. With LoRA, W + scaling B A, or W alone if not
     ``merged``. A tensor that is wider than ``dtype`` and not merged is cast to it before it is gathered, to send less;
     otherwise dtypes don't change."""
@@ -41,7 +56,7 @@ def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> I
         return Part(name, [tensor], dtype=dtype if narrower else None)
 
     if not hasattr(model, "peft_config"):
-        for name, tensor in model.state_dict().items():
+        for name, tensor in _contents(model, described):
             yield plain(name, tensor)
         return
     from peft.tuners.lora import LoraLayer
@@ -51,7 +66,7 @@ def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> I
     wrapped: Any = model
     base: nn.Module = wrapped.get_base_model()
     layers = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
-    for name, tensor in base.state_dict().items():
+    for name, tensor in _contents(base, described):
         owner, _, inside = name.partition(".base_layer.")
         if owner in layers and inside and not _is_of_adapter(inside):
             layer, inside = layers[owner], inside.rpartition("base_layer.")[2]
@@ -136,7 +151,7 @@ class ModelWeights:
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
         """Return (name, dtype, shape) of each tensor; nothing is gathered or merged."""
         descriptions = []
-        for part in self._parts():
+        for part in self._parts(described=True):
             pieces = [torch.empty(p.shape, dtype=part.dtype or p.dtype, device="meta") for p in part.pieces]
             tensor = part.made(*pieces)
             descriptions.append((part.name, tensor.dtype, tensor.shape))
@@ -151,10 +166,10 @@ class ModelWeights:
             for part in parts:
                 yield part.name, part.made(*islice(pieces, len(part.pieces)))
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self, described: bool = False) -> Iterator[Part]:
         if self.content == "adapter":
             return _adapter_weights(self.model)
-        return _all_weights(self.model, self.content == "merged", self.dtype)
+        return _all_weights(self.model, self.content == "merged", self.dtype, described)
 
 
 @dataclass(slots=True, frozen=True)
