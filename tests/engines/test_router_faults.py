@@ -221,6 +221,34 @@ def test_a_replica_that_is_lost_in_a_refit_is_left_out_of_it(how: str, when: str
     in_loop(body)
 
 
+@pytest.mark.parametrize("how", ["dead", "frozen"])
+def test_the_only_serving_replica_may_be_lost_while_another_is_taken_in(how: str) -> None:
+    async def body() -> None:
+        fleet = Fleet(2, restarts=1)
+        router = fleet.router
+        fleet.made[0].become("dead")
+        await asyncio.gather(*(router.sample([i], PARAMS, "") for i in range(4)))
+        await fleet.restarted()
+        fleet.starts = False
+        waiting: list[asyncio.Task[Completion]] = []
+
+        def lose() -> None:
+            waiting.append(asyncio.create_task(router.sample([1], PARAMS, "")))
+            fleet.made[1].become(how)
+
+        with pytest.raises(ReplicaLostError, match="during a refit, "):
+            await fleet.refit_during_which(lose)
+        await fleet.publish(2)
+        assert router.serving == {0}
+        assert (await waiting[0]).versions == (2, 2)
+        fleet.made[2].become("dead")
+        with pytest.raises(GeneratorError, match="replica 1 of 2: died"):
+            await fleet.publish(3)
+        await router.close()
+
+    in_loop(body)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_every_request_is_answered_once_whatever_dies_when(seed: int) -> None:
     """Requests, refits, deaths and pauses at random times; one replica is always spared."""

@@ -85,10 +85,12 @@ class Router(Generic[M]):
         return self.replicas[number] is engine and number in self.serving | self.ready
 
     def _lose(self, number: int, engine: PausableEngine[M], error: WhetError) -> None:
-        """Take a replica out of service. Raises ``error`` if no other one is serving."""
+        """Take a replica out of service. Raises ``error`` if no other one is serving, or will after a refit in
+        progress."""
         if not self._is_alive(number, engine):
             return  # already taken out of service
-        if self.serving == {number}:
+        others = self.serving if self._settled.is_set() else self.serving | self.ready
+        if not others - {number}:
             raise error
         log.warning("a replica is taken out of service, the others continue: %s", error)
         self._metrics.sum("generator/lost", 1)
