@@ -39,28 +39,6 @@ def test_weights_written_behind_autograds_back_are_used_after_a_refresh(packed: 
     assert_it_is_its_product(linear)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("sizes", [(576, 576), (576, 1536), (1536, 576), (64, 264), (24, 40)], ids=str)
-@torch.no_grad()
-def test_a_row_of_a_product_does_not_depend_on_the_other_rows(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    linear = nn.Linear(*sizes, dtype=dtype)
-    x = torch.randn(1, 512, sizes[0], dtype=dtype)
-    if dtype == torch.float32:  # generator.packed_weights=false
-        assert_rows_are_independent(linear, x)
-    pack_linears(linear)
-    assert_rows_are_independent(linear, x)
-
-
-def assert_rows_are_independent(linear: nn.Linear, x: torch.Tensor) -> None:
-    whole = linear(x)
-    for rows in range(16, 512, 16):
-        assert torch.equal(linear(x[:, :rows]), whole[:, :rows])
-        assert torch.equal(linear(x[:, -rows:]), whole[:, -rows:])
-    shuffled = torch.randperm(512)
-    assert torch.equal(linear(x[:, shuffled]), whole[:, shuffled])
-
-
 @torch.no_grad()
 def test_a_layer_moved_to_other_storage_is_computed_from_there(packed: tuple[nn.Linear, PackedLinear]) -> None:
     linear, _ = packed

@@ -1,11 +1,13 @@
 """A decoder cut into stages says what it says whole."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from transformers import LlamaModel
 
-from tests.parallel.cases import batch_of
+from tests.parallel.cases import Case, batch_of
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
 from whet.base.errors import WhetError
 from whet.core.types import Distribution
@@ -16,7 +18,7 @@ from whet.models.stages import StageInput, check_stages, drop_other_layers, stag
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen3, tiny_gemma])
 def test_stages_one_after_the_other_are_the_model(make):
-    model, batch = make(dtype=torch.float64), batch_of(0, Distribution())
+    model, batch = make(dtype=torch.float64), batch_of(Case(Path(), distribution=Distribution()), 0)
     use_forest_attention(model)
     check_stages(model)
     tokens = Tokens()

@@ -73,7 +73,7 @@ def test_a_default_that_is_written_out_is_no_error(tmp_path: Path) -> None:
         (["generator=vllm", "weights.digest=false", "weights.columns=4"], "weights.columns"),
         (["weights.probe=false", "weights.probe_tokens=4"], "weights.probe_tokens"),
         (["generator={type: vllm, sleep_level: 2}"], "generator.sleep_level"),
-        (["generator.slack=3"], "generator.slack"),
+        (["generator.prefix_weight=3"], "generator.prefix_weight"),
         (["generator.restarts=3", "generator.restarts=1"], "generator.restarts"),
         (["generator.on_refit=keep"], "generator.on_refit"),
         (["sampling.max_observation_tokens=100"], "sampling.max_observation_tokens"),
@@ -98,7 +98,7 @@ def test_what_is_read_only_beside_another_setting_is_an_error_without_it(overrid
     [
         ["generator=vllm", "weights.transport=disk", "weights.folder=/tmp/w"],
         ["generator=vllm", "weights.transport=collective", "weights.deadline=20"],
-        ["generator.replicas=2", "generator.slack=3", "generator.restarts=1"],
+        ["generator.replicas=2", "generator.prefix_weight=3", "generator.restarts=1"],
         ["rollouts.max_staleness=1", "generator.on_refit=keep"],
         ["sampling.max_turns=2", "sampling.max_observation_tokens=100"],
         ["generator={type: vllm, sleep_level: 2}", "devices={placement: colocated, deadline: 20}"],

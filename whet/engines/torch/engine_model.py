@@ -21,6 +21,7 @@ from whet.models.images import Embedded, embedded_parts
 from whet.models.loading import architecture
 from whet.models.moe.routing import RouteRecorder, cannot_replay
 from whet.models.packed_linear import pack_linears
+from whet.models.row_sizes import fix_rows
 from whet.processes.machine import memory_is_short, return_freed_memory
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Rows(Protocol):
 
 class EngineModel:
     """Runs prefill and decode steps of ``model``, which it modifies: attention is replaced, linear layers are
-    packed."""
+    packed and compute fixed numbers of rows."""
 
     reuses_prefixes = True  # use the prefix cache
 
@@ -142,6 +143,7 @@ class EngineModel:
         self.vocab: int = model.get_input_embeddings().num_embeddings
         self.images = images  # of a model that reads images
         self.linears = pack_linears(model) if pack else []
+        fix_rows(model)
         self.recorder: RouteRecorder | None = None
         self._released: list[tuple[torch.UntypedStorage, int]] = []  # and sizes in bytes
         self.experts: Ids | None = None  # of the last forward pass's tokens, if recorded
