@@ -20,7 +20,8 @@ from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.engine_model import build_engine_model
 from whet.engines.torch.generator import TorchGenerator
 from whet.models.config import ModelConfig
-from whet.models.loading import load_model, load_tokenizer
+from whet.models.loading import load_model, load_model_config, load_tokenizer
+from whet.models.precision import choose_precision
 
 _STALL_S = 3600.0  # seconds; the owner has a deadline for each request
 
@@ -55,9 +56,12 @@ class HostedJudge:
         """Raises ``WhetError`` for a model that can't be loaded, or has no chat template."""
         torch.set_num_threads(threads)
         config = ModelConfig(path=model, revision=revision)
+        if dtype == "auto":
+            dtype = choose_precision(load_model_config(config), "cpu").precision
+        self.dtype = dtype
         tokenizer = load_tokenizer(config)
         self.renderer = Renderer(tokenizer)
-        loaded = cast(Any, load_model(config, dtype=torch_dtype(dtype), train=False))
+        loaded = cast(Any, load_model(config, dtype=torch.float32, train=False))
         longest: int | None = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
         self.longest = min(max_context, longest or max_context)
         settings = TorchGeneratorConfig(
@@ -66,6 +70,10 @@ class HostedJudge:
         )  # fmt: skip
         engine = build_engine_model(loaded.config, loaded.state_dict(), torch_dtype(dtype))
         self.generator = TorchGenerator(settings, engine, tokenizer)
+
+    async def computes_in(self) -> str:
+        """Return the dtype of the computations."""
+        return self.dtype
 
     async def answer(self, body: str) -> tuple[int, str]:
         """Return the HTTP status and the JSON of the answer to a request."""

@@ -19,11 +19,13 @@ from tests.contracts.worker_contract import same_in_a_worker
 from whet.base.errors import WhetError
 from whet.config import load
 from whet.core.types import Message
-from whet.models.config import check_models
+from whet.models.config import ModelConfig, check_models
+from whet.models.loading import load_model_config
+from whet.models.precision import choose_precision
 from whet.run.recipe import Recipe
 from whet.tasks.episodes import play
 from whet.tasks.isolated import IsolatedEnvironments
-from whet.tasks.judges.config import Judge
+from whet.tasks.judges.config import Judge, JudgeProcess
 from whet.tasks.judges.hosted import HostedLine
 from whet.tasks.judges.judge import AnswerRefusedError, JudgeClient
 from whet.tasks.judges.rubric import Judged
@@ -55,7 +57,8 @@ def pid_of(client: JudgeClient) -> int:
     return line._service.pid
 
 
-def test_probabilities_are_those_of_transformers(tiny_model: Path) -> None:
+@pytest.mark.parametrize(("dtype", "rounding"), [("auto", 1e-4), ("float32", 1e-4), ("bfloat16", 0.1)])
+def test_probabilities_are_those_of_transformers(tiny_model: Path, dtype: Any, rounding: float) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
     tokens = tokenizer.apply_chat_template(talk("which?"), add_generation_prompt=True, return_tensors="pt")
     with torch.no_grad():
@@ -68,11 +71,28 @@ def test_probabilities_are_those_of_transformers(tiny_model: Path) -> None:
     async def use(client: JudgeClient) -> dict[str, float]:
         return await client.choose(talk("which?"), PRINTABLE, "t")
 
-    shares = with_judge(Judge(model=str(tiny_model)), use)
+    shares = with_judge(Judge(model=str(tiny_model), process=JudgeProcess(dtype=dtype)), use)
     assert math.fsum(shares.values()) == pytest.approx(1)
     assert len(mass) > 1
     for letter, value in mass.items():
-        assert shares[letter] == pytest.approx(value / sum(mass.values()), rel=1e-4)
+        assert shares[letter] == pytest.approx(value / sum(mass.values()), rel=rounding)
+
+
+def test_a_judge_computes_in_the_faster_dtype_and_keeps_it_in_the_process_that_replaces_another(
+    tiny_model: Path,
+) -> None:
+    async def use(client: JudgeClient) -> list[str]:
+        line, found = client._line, []
+        assert isinstance(line, HostedLine)
+        for _ in range(2):
+            await client.choose(talk("a"), PRINTABLE, "t")
+            assert line._service is not None
+            found += [line._dtype, await line._service.call("computes_in")]
+            os.kill(pid_of(client), signal.SIGKILL)
+        return found
+
+    faster = choose_precision(load_model_config(ModelConfig(path=str(tiny_model))), "cpu").precision
+    assert with_judge(Judge(model=str(tiny_model)), use) == [faster] * 4
 
 
 def test_replies_depend_on_the_question_and_its_seed_alone(tiny_model: Path) -> None:

@@ -15,7 +15,8 @@ class JudgeProcess(Config):
 
     threads: int = Field(1, ge=1)
     """Threads of the process, which leaves the processor to the policy where both compute."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The dtype of its computations. ``auto``: the faster one on this machine, by the rule of ``learner.precision``."""
     max_context: int = Field(4096, ge=2)
     """Most tokens of a question and its verdict."""
     max_batch: int = Field(16, ge=1)

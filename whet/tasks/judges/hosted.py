@@ -26,6 +26,7 @@ class HostedLine:
     def __init__(self, judge: Judge, name: str) -> None:
         """``name`` names the judge in messages."""
         self.judge, self.name = judge, name
+        self._dtype = judge.process.dtype  # a process that replaces another one computes in the same
         self._service: Service | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -67,13 +68,13 @@ class HostedLine:
         arguments = (
             judge.model,
             judge.revision,
-            process.dtype,
+            self._dtype,
             process.threads,
             process.max_context,
             process.max_batch,
         )
         try:
-            return await Service.started(_HOSTED, arguments, start_s=process.start_s, blocked_s=judge.deadline)
+            service = await Service.started(_HOSTED, arguments, start_s=process.start_s, blocked_s=judge.deadline)
         except (WorkerError, DeadlineError) as error:
             if again:
                 raise UnansweredError(f"its process could not start: {error}") from None
@@ -81,3 +82,7 @@ class HostedLine:
                 f"{self.name} could not start: {error}; see its messages above; raise judge.process.start_s, or set "
                 "judge.process.dtype=bfloat16, if it needs more"
             ) from None
+        if self._dtype == "auto":
+            self._dtype = await service.call("computes_in")
+            log.info("%s computes in %s", self.name, self._dtype)
+        return service
