@@ -53,7 +53,7 @@ def test_the_recipe_runs_two_steps_and_the_rule_watches(tiny_model: Path, tmp_pa
     changes += ["learner.precision=float32", "generator.dtype=float32", "rollouts.prompts_per_step=2"]
     changes += ["sampling.max_new_tokens=8", "algorithm.group_size=2", "evaluation.limit=2"]
     recipe = load(Recipe, "judge-quickstart", changes).value
-    choices = recipe.data.model_copy(update={"choices": CHOICES, "may_name_choice": True})
+    choices = recipe.data.model_copy(update={"choices": CHOICES, "may_name_choice": True, "gate": None})
     trained = lines(run.start(recipe.model_copy(update={"data": choices}), tmp_path / "run"), "train")[1:]
     assert len(trained) == 2
     assert all(0 < line["reward/mean"] < 1 for line in trained)

@@ -167,7 +167,7 @@ def test_settings_that_nothing_reads_are_refused(settings: dict[str, Any], why: 
 
 
 @pytest.mark.slow
-def test_the_judge_of_the_recipe_ranks_clear_reviews_and_its_cheats_are_known() -> None:
+def test_the_judge_of_the_recipe_ranks_clear_reviews_and_its_cheats_earn_nothing() -> None:
     answers = {
         "harsh": "The hotel was terrible, rude staff and a dirty room; I will never come back.",
         "praise": "The room was lovely, and the staff helped us at once.",
@@ -192,14 +192,12 @@ def test_the_judge_of_the_recipe_ranks_clear_reviews_and_its_cheats_are_known() 
 
         return asyncio.run(main())
 
-    open_to_cheats, shipped = graded("data.may_name_choice=true"), graded()
+    open_to_cheats, shipped = graded("data.may_name_choice=true", "data.gate=null"), graded()
     for name in ("praise", "flattery", "empty"):
         assert shipped[name]["reward"] < shipped["harsh"]["reward"] / 2
-    for name in ("the word", "an order"):
+    for name in ("the word", "an order", "one word"):
         assert open_to_cheats[name]["reward"] > open_to_cheats["harsh"]["reward"]
         assert shipped[name]["reward"] == 0
-    assert shipped["one word"]["reward"] > shipped["harsh"]["reward"], "a cheat that remains, which the rule sees"
-    assert shipped["one word"]["grade"] == 0
     assert shipped["harsh"]["grade"] == 1
 
 

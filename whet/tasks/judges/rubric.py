@@ -7,11 +7,13 @@ G-Eval (arXiv 2303.16634): it has an order where the likeliest word of a small m
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from whet.base.errors import ConfigError, DataError
+from whet.config.nearest import did_you_mean
 from whet.core.types import Task
 from whet.tasks.base import Environments
 from whet.tasks.episodes import graded
@@ -50,6 +52,9 @@ class Judged(WrappedTaskSet):
     """The worst grade."""
     high: int = 5
     """The best grade."""
+    gate: str | None = None
+    """A score of the task set's own grader that must be 1; other answers get the least reward without a question. It
+    keeps out what pleases a small judge although it is not an answer, such as a single strong word."""
     only_if_wrong: bool = False
     """Ask the judge only about answers that the task set's own grader calls wrong, for example for their format."""
 
@@ -78,9 +83,13 @@ class Judged(WrappedTaskSet):
             raise ValueError(f"low = {self.low} must be below high = {self.high}")
         if type(self.taskset).make is not Environments.make:
             raise ValueError(_EPISODES.format(type(self.taskset).__name__))
-        if self.only_if_wrong and not self.taskset.grades:
-            name = type(self.taskset).__name__
-            raise ValueError(f"only_if_wrong needs a task set that grades answers, which {name} does not")
+        name, declared = type(self.taskset).__name__, self.taskset.score_names
+        for setting in ("only_if_wrong", "gate"):
+            if dict(self)[setting] and not self.taskset.grades:
+                raise ValueError(f"{setting} needs a task set that grades answers, which {name} does not")
+        if self.gate is not None and declared and self.gate not in declared:
+            hint = did_you_mean(self.gate, declared)
+            raise ValueError(f"gate: {name} has no score {self.gate!r}; it has {', '.join(declared)}.{hint}")
         return self
 
     def _check_choices(self) -> None:
@@ -108,10 +117,10 @@ class JudgedEnvironments(JudgeEnvironments):
         tasks = self.tasks
         if tasks.by == "choice":
             return await self._choice(task, answer)
-        scores = await graded(self.inner, task, answer) if tasks.only_if_wrong else {}
-        if scores.get("reward", 0.0) > 0:
+        scores = await graded(self.inner, task, answer) if tasks.only_if_wrong or tasks.gate else {}
+        if tasks.only_if_wrong and scores["reward"] > 0:
             return scores | {"judged": 0.0}
-        if not answer.strip():
+        if not answer.strip() or not self._passes(task, scores):
             return scores | {"reward": 0.0, "correct": 0.0, "judged": 0.0}
         try:
             value = await (self._equal(task, answer) if tasks.by == "reference" else self._rubric(task, answer))
@@ -130,7 +139,8 @@ class JudgedEnvironments(JudgeEnvironments):
             if tasks.only_if_wrong and scores["grade"] > 0:
                 return scores | {"reward": max(tasks.choices.values()), "judged": 0.0}
         worst = min(tasks.choices.values())
-        if not answer.strip() or not (tasks.may_name_choice or self._says_none(answer)):
+        named = not (tasks.may_name_choice or self._says_none(answer))
+        if not answer.strip() or named or not self._passes(task, scores):
             return {"correct": 0.0, **scores, "reward": worst, "judged": 0.0}
         try:
             chosen = await self._chosen(task, answer)
@@ -140,6 +150,15 @@ class JudgedEnvironments(JudgeEnvironments):
         likeliest = max(chosen, key=chosen.__getitem__)
         best = float(tasks.choices[likeliest] == max(tasks.choices.values()))
         return {"correct": best, **scores, "reward": reward, "judged": 1.0}
+
+    def _passes(self, task: Task, scores: Mapping[str, float]) -> bool:
+        """Return whether the score ``gate`` is 1. Raises ``DataError`` for a grade without this score."""
+        gate = self.tasks.gate
+        if gate is not None and gate not in scores:
+            raise DataError(
+                f"task {task.uid!r}: the grade has no score {gate!r}, which data.gate names: {dict(scores)}"
+            )
+        return gate is None or scores[gate] >= 1
 
     def _says_none(self, answer: str) -> bool:
         """Return whether the answer says none of the choices, in any letter case."""
