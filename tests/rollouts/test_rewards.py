@@ -1,9 +1,13 @@
 """Each component against values by hand, and what composing leaves in the scores."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from tests.toy import read_settings, toy_settings
-from whet.core.types import Episode, Message, Span, Trajectory, Usage
+from tests.toy import read_settings, toy_recipe, toy_settings
+from whet.base.errors import ConfigError
+from whet.core.types import Episode, Message, Span, Status, Trajectory, Usage
 from whet.rollouts.rewards import (
     Clip,
     Gate,
@@ -17,6 +21,7 @@ from whet.rollouts.rewards import (
     Sum,
     compose,
 )  # fmt: skip
+from whet.run import run
 
 
 def episode(text: str = "four", reward: float = 1.0, tokens: int = 4, **message: list[str]) -> Episode:
@@ -84,6 +89,27 @@ def test_the_scores_keep_the_grade_and_each_component_and_the_last_reply_is_paid
         "rewards/style/of": 2.0,
     }  # fmt: skip
     assert one.spans[-1].reward == pytest.approx(1.75)
+
+
+def test_a_score_that_neither_the_task_set_nor_a_completed_episode_has_ends_the_run() -> None:
+    mistyped = Sum(of={"task": Score(), "style": Score(name="stile")})
+    with pytest.raises(ConfigError, match=r"'stile', only reward, style\. Did you mean 'style'.* set `missing`"):
+        compose(mistyped, episode())
+    optional, cut = Score(name="stile", missing=0.25), replace(episode(), status=Status.TRUNCATED)
+    for reward, one, declared, value in (
+        (optional, episode(), (), 0.25),
+        (mistyped, cut, (), 1.0),
+        (mistyped, episode(), ("style", "stile"), 1.0),
+    ):
+        compose(reward, one, declared)
+        assert one.reward == value
+
+
+def test_a_run_ends_at_the_first_episodes_with_the_names_that_there_are(tiny_model: Path, tmp_path: Path) -> None:
+    changes = {"rewards": {"type": "score", "name": "corect"}, "evaluation": {"enabled": False}}
+    with pytest.raises(ConfigError, match=r"no score 'corect', only reward, correct\. Did you mean 'correct'"):
+        run.start(toy_recipe(tiny_model, steps=1, **changes), tmp_path / "run")
+    assert "reward/mean" not in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
 def test_a_recipe_composes_rewards(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -76,6 +76,9 @@ def test_built_in_episodes_have_declared_scores_only(taskset: TaskSet) -> None:
     assert not taskset.score_names or names <= set(taskset.score_names)
 
 
+AGENT = "{type: agent, program: [sh], taskset: {type: repositories}}"
+JUDGED = "{type: judge, taskset: {type: arithmetic}, judge: {model: m, url: 'http://h'}}"
+REWARDED = "{type: reward_model, taskset: {type: arithmetic}, model: m}"
 GATE: dict[str, Any] = {"type": "gate", "when": {"type": "score", "name": "corect"}, "then": {"type": "score"}}
 
 
@@ -85,10 +88,21 @@ GATE: dict[str, Any] = {"type": "gate", "when": {"type": "score", "name": "corec
         (["rewards={type: score, name: formt}"], "rewards: .* has no score 'formt', only .*Did you mean 'format'"),
         ([f"rewards={json.dumps(GATE)}"], "rewards: .* has no score 'corect', only .*Did you mean 'correct'"),
         (["algorithm=gdpo", "algorithm.advantage.components={formt: 1.0}"], "components of GDPO: .*no score 'formt'"),
+        (["algorithm=gdpo", "algorithm.advantage.components={overlong: 1.0}"], "no score 'overlong'"),
         (
             ["data={type: blend, of: {a: {taskset: {type: calculator}, rewards: {type: score, name: calls}}}}"],
             "rewards: calculator has no score 'calls', only .*tool_calls",
         ),
+        (["data={type: shell}", "rewards={type: score, name: unreadable}"], "only .*Did you mean 'shell_unreadable'"),
+        (["data={type: repositories}", "rewards={type: score, name: fail_to_pas}"], "Did you mean 'fail_to_pass'"),
+        (
+            [f"data={AGENT}", "rewards={type: score, name: tool_calls}"],
+            "has no score 'tool_calls', only .*fail_to_pass",
+        ),
+        (["data={type: openenv, url: 'ws://h'}", "rewards={type: score, name: malformed}"], "'malformed_action'"),
+        (["data={type: task_folders, path: x}", "rewards={type: score, name: noreward}"], "Did you mean 'no_reward'"),
+        ([f"data={JUDGED}", "rewards={type: score, name: judget}"], "only .*Did you mean 'judged'"),
+        ([f"data={REWARDED}", "rewards={type: score, name: rewardmodel}"], "only .*Did you mean 'reward_model'"),
     ],
 )
 def test_a_mistyped_score_is_an_error_when_the_recipe_is_read(changes: list[str], error: str) -> None:
@@ -110,8 +124,13 @@ LENGTH = "{type: length, free: 5, limit: 9}"
         ],
         ["data={type: calculator}", "rewards={type: score, name: tool_errors, weight: -0.1}"],
         ["data=tests.toy:Lowercase", "rewards={type: score, name: anything}"],
+        [
+            "algorithm=gdpo",
+            "algorithm.filters=[{type: overlong_shaping, limit: 9, buffer: 4}]",
+            "algorithm.advantage.components={correct: 1.0, overlong: 1.0}",
+        ],
     ],
-    ids=["declared", "composed", "counted", "of a task set that declares none"],
+    ids=["declared", "composed", "counted", "of a task set that declares none", "of a filter"],
 )
 def test_scores_that_there_can_be_are_accepted(changes: list[str]) -> None:
     load(Recipe, "quickstart", changes)

@@ -2,7 +2,7 @@
 ``source.py`` for who waits for whom."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from whet.base.closing import cancel_all
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class GroupPlayer:
-    """Plays groups. ``timing`` and ``failures`` cover all groups."""
+    """Plays groups. ``timing`` and ``failures`` cover all groups. ``declared``: the task set's names of scores; empty
+    if they become known with the episodes."""
 
     def __init__(
         self,
@@ -38,13 +39,14 @@ class GroupPlayer:
         renderer: Renderer,
         *,
         rewards: Reward = Score(),  # noqa: B008
+        declared: Collection[str] = (),
         blend: Blend | None = None,
         seed: int = 0,
         endpoint: "Endpoint | None" = None,
     ) -> None:
         self.config, self.sampling, self.environments = config, sampling, environments
         self.generator, self.renderer, self.endpoint = generator, renderer, endpoint
-        self.rewards, self.blend, self.seed = rewards, blend, seed
+        self.rewards, self.declared, self.blend, self.seed = rewards, declared, blend, seed
         self.timing, self.failures = Timing(), Failures()
         self._slots = asyncio.Semaphore(config.concurrency)
 
@@ -102,12 +104,14 @@ class GroupPlayer:
 
     async def _reward(self, task: Task, group: Group) -> None:
         """Call the environment's ``score_group``, and compose the rewards of the episodes."""
-        blended = self.blend.of[task.environment].rewards if self.blend else None
-        rewards = self.rewards if blended is None else blended
+        rewards, declared = self.rewards, self.declared
+        if self.blend is not None:
+            part = self.blend.of[task.environment]
+            rewards, declared = part.rewards or rewards, part.taskset.score_names
         try:
             await self.environments.score_group(task, group)
             for episode in group.episodes:
-                compose(rewards, episode)
+                compose(rewards, episode, declared)
             where = f"of {group.uid} after score_group"
             for episode in group.episodes:
                 episode.reward = checked_score("reward", episode.reward, where)

@@ -10,15 +10,17 @@ after grading and before filters, in training only; an evaluation reports the en
 
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from whet.base.errors import ConfigError
 from whet.config import Component, Config
+from whet.config.base import within
+from whet.config.nearest import did_you_mean
 from whet.core.content import text_of
-from whet.core.types import Episode, Message, Trajectory
+from whet.core.types import Episode, Message, Status, Trajectory
 
 REWARDS = {
     name: f"whet.rollouts.rewards:{kind}"
@@ -63,13 +65,16 @@ class Reward(Config, ABC):
 AnyReward = Annotated[Reward, Component(REWARDS)]
 
 
-def compose(reward: Reward, episode: Episode) -> None:
+def compose(reward: Reward, episode: Episode, declared: Collection[str] = ()) -> None:
     """Replace the episode's reward by ``reward``. Its scores keep the environment's reward (``graded``) and the
-    weighted value of each component. The difference is credited to the last reply."""
+    weighted value of each component. The difference is credited to the last reply. ``declared``: the names that the
+    task set declares. Raises ``ConfigError`` for a score that is neither declared nor in a completed episode."""
     if reward == Score():
         return
     if episode.rewards:
         raise ConfigError("rewards can't be composed for an environment with rewards by role; leave out `rewards`")
+    if not declared and episode.status is Status.COMPLETED:
+        _check_present(reward, episode)
     scores = {name: part(episode) for name, part in reward.named()}
     total = reward(episode)
     trained = [span for span in episode.spans if span.trained]
@@ -79,16 +84,29 @@ def compose(reward: Reward, episode: Episode) -> None:
     episode.reward = total
 
 
+def _check_present(reward: Reward, episode: Episode) -> None:
+    """Raise ``ConfigError`` for a score without ``missing`` that the episode lacks."""
+    names = ("reward", *episode.scores)
+    for part in within(reward):
+        if isinstance(part, Score) and part.missing is None and part.name not in names:
+            raise ConfigError(
+                f"rewards: the task set does not declare its scores, and a completed episode has no score "
+                f"{part.name!r}, only {', '.join(names)}.{did_you_mean(part.name, names)} If some episodes have it and "
+                "others don't, set `missing` to the value of these"
+            )
+
+
 class Score(Reward):
     """The environment's reward, or one of its scores."""
 
     name: str = "reward"
     """``reward``, or the name of a score."""
-    missing: float = 0.0
-    """The value for an episode without this score."""
+    missing: float | None = None
+    """The value for an episode without this score. None: 0 for a score that the task set declares and for a truncated
+    episode; otherwise the run ends with an error, because the name may be mistyped."""
 
     def value(self, episode: Episode) -> float:
-        return episode.reward if self.name == "reward" else episode.scores.get(self.name, self.missing)
+        return episode.reward if self.name == "reward" else episode.scores.get(self.name, self.missing or 0.0)
 
 
 class Sum(Reward):

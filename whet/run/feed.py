@@ -97,6 +97,7 @@ class SampledFeed(Feed):
             self.generator,
             renderer,
             rewards=recipe.rewards,
+            declared=recipe.taskset.score_names,
             blend=recipe.taskset if isinstance(recipe.taskset, Blend) else None,
             seed=recipe.seed,
             endpoint=self.endpoint,

@@ -14,6 +14,7 @@ from whet.data.base import ROWS, Data
 from whet.data.rows import Rows
 from whet.models.config import ModelConfig
 from whet.rollouts.blend import Blend, Part
+from whet.rollouts.filters import OverlongShaping
 from whet.rollouts.rewards import Score
 from whet.tasks.base import TASK_SETS, TaskSet
 
@@ -139,9 +140,12 @@ def _problems_of_scores(recipe: "Recipe") -> Iterator[str]:
         declared, rewards = part.taskset.score_names, part.rewards or recipe.rewards
         composed = () if rewards == Score() else ("graded", *(name for name, _ in rewards.named()))
         named = [("rewards", each.name, ("reward", *declared)) for each in within(rewards) if isinstance(each, Score)]
+        shaped = ["overlong" for each in within(recipe.algorithm) if isinstance(each, OverlongShaping)]
         for advantage in within(recipe.algorithm):
             if isinstance(advantage, GDPOAdvantage):
-                named += [("components of GDPO", name, (*declared, *composed)) for name in advantage.components]
+                named += [
+                    ("components of GDPO", name, (*declared, *composed, *shaped)) for name in advantage.components
+                ]
         for setting, name, choices in named:
             if declared and name not in choices:
                 kind, names = kind_name(type(part.taskset)), ", ".join(choices)

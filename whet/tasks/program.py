@@ -9,7 +9,7 @@ environments, which they must not block.
 import asyncio
 import inspect
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
@@ -91,6 +91,11 @@ class AgentTasks(WrappedTaskSet):
 
     def cases(self) -> Sequence[Case]:
         return self.taskset.cases()
+
+    @property
+    def score_names(self) -> Collection[str]:
+        """Return the scores of the task set's grader, if a command prints the answer; a function may return others."""
+        return () if isinstance(self.program, str) else self.taskset.named_scores or self.taskset.score_names
 
     def open(self) -> "AgentEnvironments":
         require("serve", "data.type=agent", "starlette", "uvicorn")

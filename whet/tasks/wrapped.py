@@ -1,6 +1,6 @@
 """Base classes of task sets with the tasks of another task set, and other rewards or episodes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import model_validator
@@ -35,6 +35,13 @@ class Rewarded(WrappedTaskSet):
 
     grade_weight: float = 0.0
     """Weight of the task set's own reward, which is added to the new reward."""
+
+    def with_grade(self, *names: str) -> Collection[str]:
+        """Return the names of scores together with the task set's own; empty if these are not declared."""
+        if not self.taskset.grades:
+            return names
+        graders = self.taskset.score_names
+        return list(dict.fromkeys([*graders, *names, "grade"])) if graders else ()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

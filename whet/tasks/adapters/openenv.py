@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -19,6 +19,7 @@ from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Observation, Step, finite
 from whet.tasks.prompts import messages
+from whet.tasks.scores import NamedScore, NamedScores
 from whet.tasks.splits import MAX_SIZE, DrawnTasks, Split
 
 with extra("tasks", "data.type=openenv"):
@@ -43,6 +44,8 @@ class Seed:
 
 class OpenEnv(DrawnTasks[Seed]):
     """Episodes of one server; a task is a seed of its ``reset``."""
+
+    named_scores: ClassVar[NamedScores] = {"malformed_action": NamedScore()}
 
     url: str
     """The address of the server, as ``ws://127.0.0.1:8000`` or ``.../ws``."""

@@ -2,6 +2,7 @@
 (Nemotron 3 Nano's RLHF). The reward is relative to the group; its parts are logged as scores."""
 
 import asyncio
+from collections.abc import Collection
 from typing import ClassVar
 
 from pydantic import model_validator
@@ -47,6 +48,10 @@ class GenRM(Rewarded):
         if self.roles and self.judge.verdict == "logprobs":
             raise ValueError("judge.verdict = logprobs asks in one message which answer is better; leave roles out")
         return self
+
+    @property
+    def score_names(self) -> Collection[str]:
+        return self.with_grade("genrm", "genrm_length")
 
     def open(self) -> "ComparedEnvironments":
         return ComparedEnvironments(self)

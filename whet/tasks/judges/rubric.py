@@ -7,7 +7,7 @@ G-Eval (arXiv 2303.16634): it has an order where the likeliest word of a small m
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -98,6 +98,14 @@ class Judged(WrappedTaskSet):
                 "by = choice needs at least two choices: words without space around them, with different rewards, as "
                 f"in choices = {{Yes: 1, No: 0}}; they are {self.choices}"
             )
+
+    @property
+    def score_names(self) -> Collection[str]:
+        """Return the scores of the judge, and of the task set where its grader is asked as well."""
+        chooses = self.by == "choice" and self.taskset.grades
+        graders = self.taskset.score_names if chooses or self.only_if_wrong or self.gate else ("correct",)
+        judges = ("correct", "judged", "judge_refused", *(("grade",) if chooses else ()))
+        return list(dict.fromkeys([*graders, *judges])) if graders else ()
 
     def open(self) -> "JudgedEnvironments":
         return JudgedEnvironments(self)

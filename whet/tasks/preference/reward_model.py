@@ -5,6 +5,7 @@ set's own grader. Each part is logged as a score, and ``correct`` is the grader'
 the reward model shows there.
 """
 
+from collections.abc import Collection
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -52,6 +53,10 @@ class RewardModelTasks(Rewarded):
         if self.label is not None and self.value == "logit" and self.clamp is None:
             raise ValueError("value = logit has no lower limit; set clamp, whose negative rewards empty answers")
         return self
+
+    @property
+    def score_names(self) -> Collection[str]:
+        return self.with_grade("reward_model", "reward_model_cut", *(("correct",) if self.taskset.grades else ()))
 
     def open(self) -> "RewardedEnvironments":
         return RewardedEnvironments(self)

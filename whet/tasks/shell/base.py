@@ -19,11 +19,15 @@ from whet.shells.places import WORK
 from whet.shells.registry import RUNTIMES
 from whet.shells.runtime import FileProblem, Runtime, RuntimeKind
 from whet.tasks.base import Environments
+from whet.tasks.scores import CORRECT, NamedScore, NamedScores
 from whet.tasks.shell.tools import Shell
 from whet.tasks.tools.base import SeededToolTasks, ToolTasks, right_or_wrong
 
 THREAD = "whet-shell"
 _MOST_MEMBERS = 10_000
+
+FILES_SCORES: NamedScores = CORRECT | {"shell_unreadable": NamedScore()}
+"""Scores of files: 1 if they can't be read, or are too many."""
 
 
 class TasksInShell(ToolTasks[D], Generic[D], ABC):

@@ -26,6 +26,7 @@ from whet.core.types import Message, Task
 from whet.shells.places import LOGS, TESTS, WORK
 from whet.shells.runtime import FileProblem, Runtime, RuntimeFailure
 from whet.tasks.cases import Answer
+from whet.tasks.scores import CORRECT, NamedScore
 from whet.tasks.shell.base import TasksInShell, prepared
 from whet.tasks.splits import checked_split
 from whet.tasks.tools.base import solution
@@ -46,6 +47,8 @@ class Folder:
 
 class TaskFolders(TasksInShell[Folder]):
     """Task folders in Harbor's layout; see ``docs/shells.md``."""
+
+    named_scores = CORRECT | {"no_reward": NamedScore()}
 
     path: str
     """A folder of task folders."""

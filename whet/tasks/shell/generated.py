@@ -10,7 +10,7 @@ from pydantic import Field
 
 from whet.core.types import Task
 from whet.tasks.cases import Answer
-from whet.tasks.shell.base import Files, FileTasksInShell
+from whet.tasks.shell.base import FILES_SCORES, Files, FileTasksInShell
 from whet.tasks.tools.base import solution
 
 Kind = Literal[
@@ -41,6 +41,8 @@ class _Draft:
 
 class ShellTasks(FileTasksInShell):
     """Write the number of lines of forest.txt to count.txt. Solved by one command."""
+
+    named_scores = FILES_SCORES
 
     system: str | None = "Use bash to do the task in the current folder. Then answer: done"
     kinds: tuple[Kind, ...] = Field(

@@ -20,7 +20,8 @@ from whet.shells.places import LOGS, TESTS
 from whet.shells.runtime import FileProblem, RuntimeFailure
 from whet.tasks.base import Environments
 from whet.tasks.cases import Answer
-from whet.tasks.shell.base import TasksInShell, archive_of, prepared
+from whet.tasks.scores import NamedScore
+from whet.tasks.shell.base import FILES_SCORES, TasksInShell, archive_of, prepared
 from whet.tasks.shell.toy_code import SAMPLES, Arguments, result_of
 from whet.tasks.tools.base import SeededToolTasks, solution
 
@@ -71,6 +72,8 @@ class Repository:
 
 class Repositories(TasksInShell[Repository], SeededToolTasks[Repository]):
     """Repair a small repository. The reward is 1 if all hidden tests pass."""
+
+    named_scores = FILES_SCORES | {"fail_to_pass": NamedScore(), "pass_to_pass": NamedScore()}
 
     system: str | None = "Fix the bug in the repository in the current folder with bash. Then answer: done"
     functions: int = Field(default=4, ge=2, le=len(SAMPLES))
