@@ -232,6 +232,20 @@ def test_an_environment_that_hangs_meets_a_deadline(tiny_model: Path) -> None:
     asyncio.run(go())
 
 
+def test_a_slow_machine_meets_no_deadline_while_episodes_progress(tiny_model: Path) -> None:
+    class OneByOne(Lowercase):
+        async def grade(self, task: Task, answer: str) -> dict[str, float]:
+            await asyncio.sleep(0.5)
+            return {"reward": 1.0}
+
+    async def go() -> None:
+        async with source(tiny_model, OneByOne(), deadline=3.0, concurrency=1, prompts_per_step=1) as rollouts:
+            rollouts.group_size = 8  # the group takes longer than the deadline
+            assert len(await rollouts.next_groups()) == 1
+
+    asyncio.run(go())
+
+
 def test_an_attempt_that_takes_too_long_has_failed_and_is_tried_again(tiny_model: Path) -> None:
     class SlowOnce(Flaky):
         async def grade(self, task: Task, answer: str) -> dict[str, float]:

@@ -42,6 +42,7 @@ class Timing:
     played: list[Played] = field(default_factory=list)  # episodes that ended
     failures: Counter[str] = field(default_factory=Counter)  # failed attempts, by the kind of error
     lost: int = 0  # tokens that were sampled in failed attempts
+    progress: int = 0  # replies and ended episodes so far; never reset
     _open: int = 0  # episodes that wait for the generator now
     _resting: bool = False
     _free_lanes: list[int] = field(default_factory=list)  # a heap
@@ -59,6 +60,7 @@ class Timing:
         finally:
             now = time.perf_counter()
             self.generating += now - started
+            self.progress += 1
             self._open -= 1
             self._settle(now)
 
@@ -73,6 +75,7 @@ class Timing:
             yield played
         finally:
             played.seconds = time.perf_counter() - began
+            self.progress += 1
             heapq.heappush(self._free_lanes, played.lane)
             self.played.append(played)
 

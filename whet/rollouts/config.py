@@ -26,7 +26,8 @@ class RolloutConfig(Config):
     concurrency: int = Field(256, gt=0, le=100_000)
     """Maximum number of episodes in flight."""
     deadline: float = Field(600.0, gt=0)
-    """Seconds that one group may take before the run stops."""
+    """Seconds without progress after which the run stops: no episode had a reply or ended. A slow machine meets it only
+    where a single reply, or grading it, takes that long."""
     retries: int = Field(2, ge=0)
     """Number of times that an episode is run again after its environment or generator failed."""
     retry_delay: float = Field(1.0, ge=0)

@@ -12,9 +12,10 @@ Who waits for whom, also when sampling runs ahead of training (``max_staleness``
     refit       the policy's weights        the engine's new version    the update of the step      the update's end
     checkpoint  weights, the source state   a folder                    the step's publish          the loop, at its end
 
-The loop waits at most ``deadline`` seconds for a group, and an episode at most ``episode_deadline`` for its engine and
-environment. During a refit, requests in flight are paused and then continue under the new version. A checkpoint saves
-the tickets in flight as numbers and seeds; their episodes are sampled again after a resume. ``published`` never waits.
+The loop waits for a group at most ``deadline`` seconds without progress, in which no episode gets a reply or ends, and
+an episode at most ``episode_deadline`` for its engine and environment. During a refit, requests in flight are paused
+and then continue under the new version. A checkpoint saves the tickets in flight as numbers and seeds; their episodes
+are sampled again after a resume. ``published`` never waits.
 Tickets are issued only in ``_issue``, one per permit, and by default consumed in order, so the result doesn't depend on
 which episode finishes first.
 """
@@ -89,7 +90,7 @@ class RolloutSource:
 
     async def next_groups(self) -> list[Group]:
         """Return one step's groups, in ticket order. Raises ``DataError`` if filters drop too many groups,
-        ``WhetError`` if too many failed, ``DeadlineError`` if one took too long."""
+        ``WhetError`` if too many failed, ``DeadlineError`` without progress."""
         needed = self.config.prompts_per_step
         most = needed * self.config.max_sampling_rounds
         accepted: list[tuple[Ticket, Group]] = []
@@ -236,11 +237,12 @@ class RolloutSource:
     async def _finished(self, tickets: list[Ticket]) -> Ticket:
         """Wait until one of the tickets is finished, and return the one that finished first."""
         jobs = {ticket.job for ticket in tickets if ticket.job is not None}
-        if not any(ticket.group for ticket in tickets):
+        while not any(ticket.group for ticket in tickets):
+            before = self.player.timing.progress
             done, _ = await asyncio.wait(jobs, timeout=self.config.deadline, return_when=asyncio.FIRST_COMPLETED)
             for job in done:
                 job.result()
-            if not done:
+            if not done and self.player.timing.progress == before:
                 raise self._too_late(tickets[0])
         return min((ticket for ticket in tickets if ticket.group), key=lambda ticket: ticket.finished)
 
@@ -250,7 +252,8 @@ class RolloutSource:
         if place is not None:
             hint = f"an environment blocks at {place}, or the deadline is too short"
         return DeadlineError(
-            f"group {name} did not finish within rollouts.deadline = {self.config.deadline:g} s; {hint}"
+            f"group {name} is not finished, and no episode had a reply or ended within rollouts.deadline = "
+            f"{self.config.deadline:g} s; {hint}"
         )
 
     async def _run_group(self, ticket: Ticket) -> None:
