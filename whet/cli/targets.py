@@ -7,11 +7,14 @@ if TYPE_CHECKING:
 
 
 def recipe_of(target: str, changes: list[str]) -> "Recipe":
-    """Return the recipe ``target`` with ``changes``, or for a task set the quickstart with it and its settings."""
+    """Return the recipe ``target`` with ``changes``, or for a task set a recipe of it with these settings of it and
+    otherwise its own defaults."""
     from whet.config import load
+    from whet.config.loading import load_overrides
     from whet.run.recipe import Recipe
     from whet.tasks.base import TASK_SETS
 
     if target in TASK_SETS or ":" in target:
-        return load(Recipe, "quickstart", [f"data={target}", *(f"data.{change}" for change in changes)]).value
+        others = ["model=smollm2-135m-instruct", "algorithm=grpo", "steps=1"]
+        return load_overrides(Recipe, [*others, f"data={target}", *(f"data.{change}" for change in changes)])
     return load(Recipe, target, changes).value

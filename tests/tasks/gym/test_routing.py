@@ -16,8 +16,7 @@ PARAMETERS = {"input": [{"role": "user", "content": "2 + 2?"}]}
 
 def row(agent: str | None = "sums_simple_agent") -> dict[str, Any]:
     reference = {} if agent is None else {"agent_ref": {"type": "responses_api_agents", "name": agent}}
-    asked = {"input": [{"role": "user", "content": f"2 + 2, {agent}?"}]}  # rows with the same question are one task
-    return {"responses_create_params": asked, "expected": 4, **reference}
+    return {"responses_create_params": PARAMETERS, "expected": 4, **reference}
 
 
 def materialized(taskset: str = "sums:train") -> dict[str, Any]:
@@ -52,6 +51,13 @@ def test_rows_of_another_agent_are_played_by_its_server(tmp_path: Path) -> None:
     assert tasks.listed().route(tasks.tasks("train")[1].data) == Route("http://a.test", by_agent=False)
     with pytest.raises(DataError, match=r"rows.jsonl:1: the agent 'sums_react_agent' plays whole episodes"):
         tasks.open().make(tasks.tasks("train")[0])
+
+
+def test_rows_with_the_same_question_are_one_task_for_each_player(tmp_path: Path) -> None:
+    settings: Any = {"servers": {"sums": "http://a.test"}, "agents": {"sums_react_agent": "http://r.test"}}
+    rows = [row(), row("sums_react_agent"), row(), row("sums_react_agent")]
+    players = [task.data.player for task in tasks_of(tmp_path, *rows, **settings).tasks("train")]
+    assert players == ["sums_simple_agent", "sums_react_agent"]
 
 
 @pytest.mark.parametrize("agent", ["sums_react_agent", "sum_simple_agent", "sums_v2_simple_agent", "swe_agents"])

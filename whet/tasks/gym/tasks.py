@@ -21,6 +21,7 @@ from whet.tasks.gym.episodes import AgentEpisode, GymEpisode
 from whet.tasks.gym.items import response
 from whet.tasks.gym.routing import Servers, servers_of
 from whet.tasks.gym.served_row import ServedRow, WrittenRow
+from whet.tasks.splits import question_key
 from whet.tasks.task_source import SourcedTasks
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class NemoGym(SourcedTasks[ServedRow]):
         if self.head is None:  # otherwise once it has answered
             self._check(tasks, Servers(self.servers, self.agents))
         return tasks
+
+    def key(self, task: Task[ServedRow]) -> int:
+        """Return a number that is equal for two rows with the same question for the same player."""
+        return question_key(f"{task.data.player} {super().key(task)}")
 
     def listed(self) -> Servers:
         """Return all servers. Raises ``ConfigError`` if the head server doesn't answer, and ``DataError`` naming a row
