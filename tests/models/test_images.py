@@ -190,6 +190,21 @@ def test_a_frozen_tower_learns_nothing_and_the_layers_after_it_do(folders: dict[
     assert any(".layers." in name for name in trained)
 
 
+@pytest.mark.parametrize("family", ["idefics3", "qwen3_vl"])
+def test_without_images_everything_outside_of_the_decoder_has_gradients_of_zero(
+    folders: dict[Family, Path], family: Family
+) -> None:
+    model = build_whole(ModelConfig(path=str(folders[family]), vision="trained"), "float32", True, False, 0, CPU)
+    text = answered(renderer_of(folders[family]), [{"role": "user", "content": "Hi"}], "Hello")
+    model(Batch.from_groups([text]), frozenset()).logprobs.sum().backward()
+    zero = {name for name, p in model.by_name() if p.grad is not None and not p.grad.any()}
+    assert all(p.grad is not None for _, p in model.by_name() if p.requires_grad)
+    tower = {name for name, _ in model.by_name() if "vision_model" in name or "visual" in name}
+    assert tower
+    assert tower <= zero
+    assert any(".layers." in name for name, _ in model.by_name() if name not in zero)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapters_are_in_the_decoder_only(folders: dict[Family, Path], family: Family) -> None:
     config = ModelConfig(path=str(folders[family]), vision="trained", lora=LoraSettings(rank=2))
