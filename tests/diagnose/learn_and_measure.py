@@ -17,6 +17,7 @@ from whet.losses.supervised import SFTLoss
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
 from whet.parallel.config import ParallelConfig
+from whet.processes.machine import keep_freed_memory
 
 
 def held(what: str) -> int:
@@ -27,6 +28,7 @@ def held(what: str) -> int:
 
 
 def main(model: str, precision: str, checkpointing: bool) -> None:
+    keep_freed_memory()  # as runs do
     rows, length = 32, 128
     config = ModelConfig(path=model)
     learner = LearnerConfig(precision=precision, max_tokens=rows * length, activation_checkpointing=checkpointing)
@@ -34,14 +36,14 @@ def main(model: str, precision: str, checkpointing: bool) -> None:
     kept = activation_bytes(hf, [length] * rows, precision=precision, checkpointing=checkpointing)
     layer = layer_bytes(hf, [length] * rows, precision=precision)
     here = lay_out(config, ParallelConfig(), learner.precision, train=True)
-    planned = learner_memory(model_size(hf), learner, ParallelConfig(), here, activations=kept, layer=layer).peak()
+    plan = learner_memory(model_size(hf), learner, ParallelConfig(), here, activations=kept, layer=layer, on_cpu=True)
     before = resident()
     worker = LearnerWorker(WorkerConfig(model=config, learner=learner, optimizer=OptimizerConfig(), steps=3))
     groups = [group(str(i), [1, 2], [[3 + i % 200] * (length - 2)]) for i in range(rows)]
     batch = Batch.from_groups(groups, share_prompts=False).weigh("token")
     for _ in range(3):
         worker.update(pack(batch, 1, rows * length)[0], SFTLoss())
-    print(json.dumps({"planned": planned, "measured": held("VmHWM") - before}))
+    print(json.dumps({"planned": plan.peak(), "measured": held("VmHWM") - before}))
 
 
 if __name__ == "__main__":

@@ -56,6 +56,18 @@ def test_ranks_divide_what_is_trained():
     assert four.phases["learn"]["activations"] == 500
 
 
+def test_recomputed_layers_leave_holes_on_the_heap_of_a_cpu_only():
+    size = model_size(tiny_llama().config)
+
+    def peak(on_cpu: bool, checkpointing: bool, precision: str = "float32") -> int:
+        learner = LearnerConfig(precision=precision, activation_checkpointing=checkpointing)
+        return learner_memory(size, learner, ParallelConfig(), Shard(4000, 1000), layer=1000, on_cpu=on_cpu).peak()
+
+    assert peak(True, True) - peak(False, True) == 220 * size.layers
+    assert peak(True, False) == peak(False, False)
+    assert peak(True, True, "bfloat16") == peak(False, True, "bfloat16")
+
+
 def test_a_model_that_only_scores_has_no_gradients_and_no_optimizer():
     size = model_size(tiny_llama().config)
     frozen = learner_memory(

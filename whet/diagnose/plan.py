@@ -126,6 +126,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
                 hidden_states=micro_batches * sum(lengths) * size.hidden,
                 reference=frozen.weights,
                 asynchronous=recipe.checkpoints.asynchronous and trains and not gpu,  # the copy is on the CPU
+                on_cpu=not gpu,
                 moment=1 if recipe.optimizer.moments == "8bit" else None,
                 moments=recipe.optimizer.numbers(shard.trained, size.hidden, size.vocabulary),
             ),
