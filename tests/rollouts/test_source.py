@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.groups import group
 from tests.toy import Flaky, Hanging, Lowercase, toy_recipe
 from tests.weights.collected import load_into
 from whet.base.errors import DataError, DeadlineError, WhetError
@@ -19,6 +20,7 @@ from whet.rollouts.config import RolloutConfig
 from whet.rollouts.filters import DynamicSampling
 from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.source import RolloutSource
+from whet.rollouts.tickets import Ticket
 from whet.run.build import build_generator, build_renderer, trained_weights
 from whet.tasks.base import Observation, Step, TaskSet
 from whet.tasks.isolated import IsolatedEnvironments
@@ -233,17 +235,27 @@ def test_an_environment_that_hangs_meets_a_deadline(tiny_model: Path) -> None:
 
 
 def test_a_slow_machine_meets_no_deadline_while_episodes_progress(tiny_model: Path) -> None:
-    class OneByOne(Lowercase):
-        async def grade(self, task: Task, answer: str) -> dict[str, float]:
-            await asyncio.sleep(0.5)
-            return {"reward": 1.0}
+    """Progress and deadline are timers of one event loop, whose order doesn't depend on how busy the machine is."""
 
-    async def go() -> None:
-        async with source(tiny_model, OneByOne(), deadline=3.0, concurrency=1, prompts_per_step=1) as rollouts:
-            rollouts.group_size = 8  # the group takes longer than the deadline
-            assert len(await rollouts.next_groups()) == 1
+    async def go(progresses: bool) -> Ticket:
+        async with source(tiny_model, deadline=0.2) as rollouts:
+            ticket = Ticket(0, 0, 0)
 
-    asyncio.run(go())
+            async def play() -> None:
+                for _ in range(20):  # far longer than the deadline
+                    await asyncio.sleep(0.05)
+                    rollouts.player.timing.progress += progresses
+                ticket.group = group("0", [1], [[2]])
+
+            ticket.job = asyncio.create_task(play())
+            try:
+                return await rollouts._finished([ticket])
+            finally:
+                ticket.job.cancel()
+
+    assert asyncio.run(go(True)).group is not None
+    with pytest.raises(DeadlineError, match=r"no episode had a reply or ended within rollouts.deadline = 0.2 s"):
+        asyncio.run(go(False))
 
 
 def test_an_attempt_that_takes_too_long_has_failed_and_is_tried_again(tiny_model: Path) -> None:
