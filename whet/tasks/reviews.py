@@ -80,8 +80,9 @@ class Reviews(DrawnTasks):
         different = set(words)
         distinct, toned = len(different) / max(len(words), 1), different & (POSITIVE | NEGATIVE)
         says = different - toned - set(text_of(task.prompt[-1]["content"]).casefold().strip(".").split())
-        review = len(different) >= 5 and distinct >= 0.6 and 2 * len(toned) <= len(different) and len(says) >= 3
-        right = float(review and balance > 0)
+        varied = len(different) >= 5 and distinct >= 0.6
+        review = float(varied and 2 * len(toned) <= len(different) and len(says) >= 3)
+        right = review if balance > 0 else 0.0
         return {"reward": right, "correct": right, "review": review, "tone": float(balance), "distinct": distinct}
 
     def cases(self) -> Sequence[Case]:

@@ -84,8 +84,8 @@ class Judged(WrappedTaskSet):
         if type(self.taskset).make is not Environments.make:
             raise ValueError(_EPISODES.format(type(self.taskset).__name__))
         name, declared = type(self.taskset).__name__, self.taskset.score_names
-        for setting in ("only_if_wrong", "gate"):
-            if dict(self)[setting] and not self.taskset.grades:
+        for setting, value in (("only_if_wrong", self.only_if_wrong), ("gate", self.gate)):
+            if value and not self.taskset.grades:
                 raise ValueError(f"{setting} needs a task set that grades answers, which {name} does not")
         if self.gate is not None and declared and self.gate not in declared:
             hint = did_you_mean(self.gate, declared)
