@@ -15,6 +15,6 @@ def recipe_of(target: str, changes: list[str]) -> "Recipe":
     from whet.tasks.base import TASK_SETS
 
     if target in TASK_SETS or ":" in target:
-        others = ["model=smollm2-135m-instruct", "algorithm=grpo", "steps=1"]
-        return load_overrides(Recipe, [*others, f"data={target}", *(f"data.{change}" for change in changes)])
+        settings = [f"data={target}", *(f"data.{change}" for change in changes)]
+        return load_overrides(Recipe, [*settings, "model=smollm2-135m-instruct", "algorithm=grpo", "steps=1"])
     return load(Recipe, target, changes).value
