@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 3
 GYM ?= .venv-gym
+AGENTS ?= .venv-agents
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
 # Variables that make a newer processor behave like one without AVX-512 and bfloat16.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
-.PHONY: quickstart install install-vllm install-gym install-adapters test test-avx2 test-slow test-vllm test-gym lint docs picture clean
+.PHONY: quickstart install install-vllm install-gym install-agents install-adapters test test-avx2 test-slow test-vllm test-gym test-agents lint docs picture clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
@@ -22,6 +23,9 @@ install-vllm: $(VENV)/.installed-vllm
 
 # NeMo Gym's servers, into a separate environment (docs/environments/nemo_gym.md).
 install-gym: $(GYM)/.installed
+
+# mini-swe-agent, into a separate environment (docs/agents.md).
+install-agents: $(AGENTS)/.installed
 
 # verifiers and OpenEnv, whose requirements conflict with ours (docs/environments/adapters.md).
 install-adapters:
@@ -54,6 +58,10 @@ test-vllm: install-vllm
 test-gym: install install-gym
 	WHET_GYM_PYTHON=$(abspath $(GYM))/bin/python $(BIN)/python -m pytest tests/tasks/gym/test_real_*.py
 
+# The test that plays mini-swe-agent, unchanged.
+test-agents: install install-agents
+	WHET_MINI=$(abspath $(AGENTS))/bin/mini $(BIN)/python -m pytest tests/endpoint/test_mini_swe_agent.py
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -80,6 +88,11 @@ $(GYM)/.installed: requirements-gym.txt Makefile
 	$(PYTHON) -m venv $(GYM)
 	$(GYM)/bin/python -m pip install -qq -r requirements-gym.txt
 	$(GYM)/bin/python -m pip install -qq --no-deps --ignore-requires-python nemo-gym==0.7.0
+	touch $@
+
+$(AGENTS)/.installed: requirements-agents.txt Makefile
+	$(PYTHON) -m venv $(AGENTS)
+	$(AGENTS)/bin/python -m pip install -qq -r requirements-agents.txt
 	touch $@
 
 # The site of the documentation, into build/site.

@@ -86,6 +86,17 @@ def stubborn(task: Task, base_url: str, api_key: str) -> float:
     raise ConnectionError("the weather service is away")
 
 
+async def persistent(task: Task, base_url: str, api_key: str) -> float:
+    """Repeat a call that fails, as many libraries do, and return a reward in the end."""
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as model:
+        for _ in range(50):
+            tries[task.uid] = tries.get(task.uid, 0) + 1
+            with contextlib.suppress(RateLimitError):
+                await model.chat.completions.create(model="m", messages=task.prompt)  # type: ignore[arg-type]
+            await asyncio.sleep(0.02)
+    return 1.0
+
+
 async def parallel(task: Task, base_url: str, api_key: str) -> float:
     """Make two calls at once, with one turn left; raise the refusal after the other call is answered."""
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as model:

@@ -148,7 +148,7 @@ def test_a_call_after_an_exhausted_budget_is_refused_and_not_retried() -> None:
 def test_a_full_context_is_refused_like_openai_does() -> None:
     async def ask(at: Scene) -> None:
         await at.chat("one")
-        with pytest.raises(openai.BadRequestError) as full:
+        with pytest.raises(openai.BadRequestError, match="This model's maximum context length is exceeded") as full:
             await at.openai.chat.completions.create(model="m", messages=[user("x" * 1000)])
         assert full.value.code == "context_length_exceeded"
         assert at.conversations.limit == "tokens"

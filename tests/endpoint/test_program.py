@@ -86,6 +86,14 @@ def test_a_call_that_ends_later_does_not_hide_an_exhausted_budget() -> None:
     assert (episode.status, episode.limit, episode.reward) == (Status.TRUNCATED, "turns", 0.0)
 
 
+def test_a_program_that_repeats_a_refused_call_is_ended() -> None:
+    programs.tries.clear()
+    episode = episode_of("persistent", max_turns=1)
+    assert (episode.status, episode.limit, episode.reward) == (Status.TRUNCATED, "turns", 0.0)
+    [tries] = programs.tries.values()
+    assert 4 <= tries < 50, "an answer and three refusals"
+
+
 @pytest.mark.parametrize("http_client", ["openai", "httpx", "urllib", "group"])
 def test_a_refusal_is_recognized_through_any_client(http_client: str) -> None:
     programs.http_client = http_client

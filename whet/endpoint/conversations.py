@@ -8,17 +8,22 @@ which asks for another sample. Only an automatic retry of the client's library g
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+from whet.base.closing import cancel_all
 from whet.base.errors import ConfigError, DataError
 from whet.chat.renderer import Renderer
 from whet.endpoint.request import Answer, ApiError, Question
 from whet.rollouts.session import USED_UP, LimitReached, PromptTooLong, Recording, Reply, Session
 from whet.rollouts.watched import Watch
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
+
+_TRIES = 3  # of a refused call, before the episode ends
 
 
 class Responder(Protocol):
@@ -58,6 +63,8 @@ class Conversations:
         recording.shortens = False
         self.limit: str | None = None  # the budget that the last call exhausted
         self.refusals = 0  # number of calls refused because a budget was exhausted
+        self._refused: list[Question] = []  # these calls
+        self._repeats = asyncio.Event()  # set when one of them was made _TRIES times
         self.failure: Exception | None = None  # the error of the generator; the agent only gets status 500
         self._calls: list[_Call] = []
         self._ignored: set[str] = set()
@@ -86,6 +93,18 @@ class Conversations:
             call.waiting -= 1
             if not call.waiting:
                 call.job.cancel()
+
+    async def unless_it_repeats(self, program: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a program. Raises ``LimitReached`` when it makes a refused call for the third time: many
+        libraries repeat any call that fails, some for minutes, and no repeat can succeed."""
+        running, repeats = asyncio.ensure_future(program), asyncio.ensure_future(self._repeats.wait())
+        try:
+            await asyncio.wait((running, repeats), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                return running.result()
+            raise LimitReached(self.limit or "turns")
+        finally:
+            await cancel_all([job for job in (running, repeats) if not job.done()])
 
     async def close(self) -> None:
         """Cancel unfinished calls."""
@@ -118,9 +137,12 @@ class Conversations:
             reply = await branch.reply(question.messages, question.tools, question.limit, watch)
         except LimitReached as reached:
             self.limit, self.refusals = reached.limit, refusals + 1
+            self._refused.append(question)
+            if self._refused.count(question) >= _TRIES:
+                self._repeats.set()
             raise limit_error(reached) from None
         except PromptTooLong as error:
-            raise ApiError(400, str(error), code="context_length_exceeded", param="messages") from error
+            raise context_error(str(error)) from error
         except DataError as error:
             raise ApiError(400, str(error)) from error
         except Exception as error:
@@ -168,8 +190,14 @@ def answer_of(reply: Reply, call_ids: Iterator[str] | None = None) -> Answer:
 def limit_error(reached: LimitReached) -> ApiError:
     """Return the error for an exhausted budget: 400 for tokens, like OpenAI for a full context, otherwise 429."""
     if reached.limit == "tokens":
-        return ApiError(400, str(reached), code="context_length_exceeded", param="messages")
+        return context_error(str(reached))
     return ApiError(429, str(reached), code="limit_reached")
+
+
+def context_error(why: str) -> ApiError:
+    """Return the error for a conversation that is too long, with OpenAI's words, by which agents know it."""
+    text = f"This model's maximum context length is exceeded: {why}"
+    return ApiError(400, text, code="context_length_exceeded", param="messages")
 
 
 def _texts(error: BaseException) -> Iterator[str]:

@@ -131,7 +131,7 @@ async def run_program(program: Program, recording: Recording, endpoint: "Endpoin
     try:
         with endpoint.open(conversations) as address:
             async with recording.clock():
-                step = await program.run(address)
+                step = await conversations.unless_it_repeats(program.run(address))
     except LimitReached as reached:
         conversations.limit = reached.limit
     except Exception as error:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
 from whet.endpoint.config import EndpointConfig
-from whet.endpoint.conversations import answer_of, check_tools
+from whet.endpoint.conversations import answer_of, check_tools, context_error
 from whet.endpoint.request import Answer, ApiError, Question
 from whet.endpoint.server import Endpoint
 from whet.engines.base import Engine
@@ -45,7 +45,7 @@ class ServedModel:
             reply = await Session(recording).reply(question.messages, question.tools, watch=watch)
         except PromptTooLong:
             what = f"the conversation leaves no room for a reply in the context of {self.longest} tokens"
-            raise ApiError(400, what, code="context_length_exceeded", param="messages") from None
+            raise context_error(what) from None
         return answer_of(reply, call_ids=_drawn_ids())
 
 
