@@ -3,6 +3,8 @@ built-in engine that answers requests of OpenAI's chat API. A reply is a functio
 bit."""
 
 import json
+from collections.abc import Collection
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -45,6 +47,8 @@ class JudgeRequest(BaseModel):
     seed: int
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
+    among: list[str] = []
+    """With words, ``top_logprobs`` has all tokens that are one of them, however unlikely. Not in OpenAI's API."""
 
 
 class HostedJudge:
@@ -62,7 +66,9 @@ class HostedJudge:
         tokenizer = load_tokenizer(config)
         self.renderer = Renderer(tokenizer)
         loaded = cast(Any, load_model(config, dtype=torch.float32, train=False))
-        longest: int | None = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
+        text = loaded.config.get_text_config()
+        longest: int | None = getattr(text, "max_position_embeddings", None)
+        self._logits: int = text.vocab_size
         self.longest = min(max_context, longest or max_context)
         settings = TorchGeneratorConfig(
             dtype=cast(Any, dtype), max_context=self.longest, max_batch=max_batch, threads=threads, deadline=_STALL_S,
@@ -87,7 +93,7 @@ class HostedJudge:
         params = SamplingParams(
             request.max_tokens, request.seed, Distribution(temperature=request.temperature or 1.0),
             greedy=request.temperature == 0, stop_token_ids=tuple(self.renderer.stop_token_ids),
-            likeliest=request.top_logprobs if request.logprobs else 0,
+            likeliest=(self._logits if request.among else request.top_logprobs) if request.logprobs else 0,
         )  # fmt: skip
         completion = await self.generator.sample(prompt, params)
         reply = self.renderer.parse_reply(completion.tokens)
@@ -97,7 +103,7 @@ class HostedJudge:
             "finish_reason": completion.finish_reason,
         }
         if request.logprobs:
-            choice["logprobs"] = {"content": self._logprobs(completion)}
+            choice["logprobs"] = {"content": self._logprobs(completion, request.among)}
         return 200, json.dumps({"object": "chat.completion", "model": request.model, "choices": [choice]})
 
     def _prompt(self, messages: list[Message]) -> list[int]:
@@ -110,14 +116,22 @@ class HostedJudge:
                 return prompt
         raise ApiError(400, f"the messages have more than {self.longest - 1} tokens", code="context_length_exceeded")
 
-    def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
+    def _logprobs(self, completion: Completion, among: Collection[str]) -> list[dict[str, Any]]:
         """Return the log-probs of the tokens in OpenAI's format."""
         ranked = completion.likeliest or [{}] * len(completion.tokens)
+        if among:
+            words = {token for token, text in enumerate(self._texts) if text.strip() in among}
+            ranked = [{token: value for token, value in each.items() if token in words} for each in ranked]
         return [
             self._scored(token, logprob)
             | {"top_logprobs": [self._scored(other, value) for other, value in likeliest.items()]}
             for token, logprob, likeliest in zip(completion.tokens, completion.logprobs, ranked, strict=True)
         ]
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        """The text of each token."""
+        return [self.renderer.decode([token]) for token in range(len(self.renderer.tokenizer))]
 
     def _scored(self, token: int, logprob: float) -> dict[str, Any]:
         return {"token": self.renderer.decode([token]), "logprob": logprob}

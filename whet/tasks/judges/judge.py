@@ -88,14 +88,15 @@ class JudgeClient:
 
     async def choose(self, messages: Sequence[Message], choices: Collection[str], name: str) -> dict[str, float]:
         """Return the probability of each choice, relative to all choices, as the first token of the reply. Raises what
-        ``ask`` raises; ``JudgeError`` if none is among the likeliest tokens."""
+        ``ask`` raises; ``JudgeError`` if none is among the likeliest tokens of a server."""
 
         def verdict(choice: dict[str, Any]) -> dict[str, float]:
             first = choice["logprobs"]["content"][0]["top_logprobs"]
             return shares({scored["token"]: float(scored["logprob"]) for scored in first}, choices)
 
-        likeliest = {"max_tokens": 1, "logprobs": True, "top_logprobs": _LIKELIEST}
-        return await self._asked(messages, verdict, name, likeliest)
+        # A hosted judge tells the log-prob of each choice, however unlikely an answer has made them all.
+        which = {"among": list(choices)} if self.judge.url is None else {"top_logprobs": _LIKELIEST}
+        return await self._asked(messages, verdict, name, {"max_tokens": 1, "logprobs": True, **which})
 
     async def _asked(
         self, messages: Sequence[Message], verdict: Callable[[dict[str, Any]], T], name: str,
