@@ -1,6 +1,7 @@
 """The cost of episodes of several turns, with and without shared beginnings. Prints one line for each measurement.
 
-    python benchmarks/agents.py [--parts generator,learner,tools] [--model FOLDER] [--vllm] [--small] [--json FILE]
+    python benchmarks/agents.py [--parts generator,learner,tools,sessions] [--model FOLDER] [--vllm] [--small]
+                                [--json FILE]
 
 generator: the 8 episodes of a group, of 8 turns each; the next prompt is the last one, its answer of 32 random tokens
 and an observation of 32. Tokens of prompts that were laid out and computed, and seconds, with the beginnings of prompts
@@ -14,6 +15,10 @@ tools: 64 episodes at once, of 4 turns; each reply of 32 tokens is followed by a
 minute, and what they waited for, compared with tools that take no time. Every reply calls the tool, regardless of its
 text.
 
+sessions: an episode of 300 calls through the endpoint, whose history becomes a summary after each 50; each result has
+some 400 tokens. Replies take no time. Processor time for a call, with the client's, and memory that the process holds
+more at the end.
+
 Without ``--model`` the model has the shape of SmolLM2-135M and random weights: the time is the same.
 """
 
@@ -22,12 +27,14 @@ import asyncio
 import json
 import random
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from machine import add_precision, chosen_dtype, describe, seconds
 from refit import Listed
@@ -36,6 +43,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
 from whet.core.types import Distribution, Episode, Group, Message, Span, Task, Trajectory
+from whet.endpoint.conversations import Conversations
+from whet.endpoint.server import Endpoint
 from whet.engines.base import Completion, Engine, PausableEngine, SamplingParams
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.engine_model import build_engine_model
@@ -50,6 +59,7 @@ from whet.processes.machine import keep_freed_memory
 from whet.rollouts.episode import play
 from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling
+from whet.rollouts.session import Recording
 from whet.tasks.base import Environment, Environments, Observation, Step
 from whet.tools.tool import tools_of
 from whet.tools.toolbox import Toolbox, ToolLimits
@@ -286,10 +296,68 @@ def tools_part(args: argparse.Namespace) -> dict[str, Result]:
     }
 
 
+class Instant:
+    """A generator that replies at once, always the same."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        return Completion(list(self.tokens), [-0.5] * len(self.tokens), (0, 0), "stop")
+
+
+async def session(renderer: Renderer, calls: int, every: int, traced: bool) -> Result:
+    """Play one episode of an agent that summarises, and measure its memory (``traced``) or its time."""
+    engine: Any = Instant([*renderer.encode_text("cat notes.txt " * 8), renderer.stop_token_ids[0]])
+    sampling = Sampling(max_turns=calls, max_prompt_tokens=4096, max_episode_tokens=100_000)
+    recording = Recording(engine, renderer, sampling, "episode", seed=0)
+    endpoint, result = Endpoint(renderer), "the result of a command " * 80
+    begin: list[Any] = [{"role": "system", "content": "You work in a shell."}, {"role": "user", "content": "The task."}]
+    history = list(begin)
+    endpoint.start()
+    conversations = Conversations(recording)
+    if traced:
+        tracemalloc.start()
+    started = time.process_time()
+    with endpoint.open(conversations) as address:
+        headers = {"authorization": f"Bearer {address.api_key}"}
+        alone = httpx.Limits(max_keepalive_connections=0)  # a connection for each call
+        async with httpx.AsyncClient(base_url=address.base_url, headers=headers, timeout=600, limits=alone) as client:
+            for call in range(1, calls + 1):
+                answer = await client.post("/chat/completions", json={"model": "m", "messages": history})
+                message = answer.raise_for_status().json()["choices"][0]["message"]
+                history += [message, {"role": "user", "content": result}]
+                if call % every == 0:
+                    history = [*begin, {"role": "user", "content": f"a summary of {call} calls"}]
+    taken = time.process_time() - started
+    if traced:
+        memory = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return {"MiB held at the end": memory / 2**20}
+    await conversations.close()
+    await endpoint.close()
+    branches = recording.trajectories
+    return {
+        "milliseconds of processors for a call": 1000 * taken / calls,
+        "branches": len(branches),
+        "tokens of the branches": sum(len(branch.tokens) for branch in branches),
+        "tokens of all prompts": recording.usage.prompt_tokens,
+    }
+
+
+def sessions_part(args: argparse.Namespace) -> dict[str, Result]:
+    """Measure a session with summaries."""
+    renderer = Renderer(AutoTokenizer.from_pretrained(args.model or fetch_model("smollm2-135m-instruct")))
+    calls, every = (12, 4) if args.small else (300, 50)
+    results = [asyncio.run(session(renderer, calls, every, traced)) for traced in (False, True)]
+    return {f"sessions, {calls} calls, a summary after each {every}": results[0] | results[1]}
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Result]]] = {
     "generator": generator_part,
     "learner": learner_part,
     "tools": tools_part,
+    "sessions": sessions_part,
 }
 
 

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from whet.core.batch import Batch, ModelOutput
 from whet.core.types import Episode, Group, Span, Task, Trajectory
 from whet.learner.config import OptimizerConfig
-from whet.learner.float8 import use_float8
 from whet.learner.model import LearnerModel
 from whet.learner.optimizer import build_optimizer, pieces
-from whet.learner.precision import bf16_residual_stream
+from whet.learner.precision import bf16_residual_stream, use_float8
 from whet.models import tiled_logprobs
 from whet.models.attention.forest import use_forest_attention
 from whet.models.compiled import compile_layers

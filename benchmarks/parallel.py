@@ -24,7 +24,7 @@ from whet.config import load
 from whet.core.batch import Batch
 from whet.learner.config import LearnerConfig, OptimizerConfig, Precision, WorkerConfig
 from whet.learner.learner import WorkerLearner
-from whet.losses.supervised import SFTLoss
+from whet.losses.weighted import SFTLoss
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
 from whet.run.recipe import Recipe

@@ -30,8 +30,8 @@ from whet.base.errors import WhetError
 from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing, digest
 from whet.weights.engine import EngineSync
-from whet.weights.local import LocalSource
 from whet.weights.receiver import LoadableAdapter, Receiver
+from whet.weights.sender import LocalSource
 
 
 class Listed:

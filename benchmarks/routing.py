@@ -61,14 +61,15 @@ def step(policy: Policy, replicas: int, prompts: int, seed: int) -> tuple[float,
     """Play one step. Return the busiest replica's tokens over the mean, and the share of prompt tokens computed."""
     rng = random.Random(seed)
     work, computed, total = [0] * replicas, 0, 0
-    caches = [CachedTexts() for _ in range(replicas)]
+    caches = CachedTexts(replicas)
     running: list[tuple[int, int, Place, list[int], list[int], int]] = []
 
     def begin(prompt: list[int], tokens: list[int], turns: int, now: int) -> None:
         nonlocal computed, total
-        place, ends = policy.begin(set(range(replicas)), prompt, LIMIT), list(beginnings(prompt))
-        missing = len(prompt) - caches[place.number].longest(ends)
-        caches[place.number].add(ends)
+        place, ends = policy.begin(set(range(replicas)), prompt, LIMIT), beginnings(prompt)
+        cached = (length for length, numbers in caches.longest(ends) if place.number in numbers)
+        missing = len(prompt) - next(cached, 0)
+        caches.add(place.number, ends)
         computed, total = computed + missing, total + len(prompt)
         work[place.number] += missing + len(tokens)
         heapq.heappush(running, (now + len(tokens), total, place, prompt, tokens, turns))
@@ -85,7 +86,7 @@ def step(policy: Policy, replicas: int, prompts: int, seed: int) -> tuple[float,
         now, _, place, prompt, tokens, turns = heapq.heappop(running)
         policy.end(place)
         policy.answered(place, prompt, tokens)
-        caches[place.number].add(list(beginnings(prompt + tokens)))
+        caches.add(place.number, beginnings(prompt + tokens))
         if turns < 2:
             history = [*prompt, *tokens, *(rng.randrange(1000) for _ in range(OBSERVATION))]
             begin(history, reply(), turns + 1, now)

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import gc
 import json
-import random
 import resource
 import time
 from pathlib import Path
@@ -37,17 +36,19 @@ GROUP = 16
 _TICK = 0.01
 
 
+TOKENS = [1000 + 7 * i % 1000 for i in range(10_000)]
+
+
 class Waiting:
-    """A replica that answers with random tokens after ``seconds``."""
+    """A replica that answers with some tokens after ``seconds``, at no cost."""
 
     def __init__(self, seconds: float, end: int) -> None:
         self.seconds, self.end = seconds, end
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
-        draw = random.Random(params.seed)
-        await asyncio.sleep(self.seconds * draw.uniform(0.5, 1.5))
-        count = params.max_new_tokens
-        tokens = [*(draw.randrange(1000, 2000) for _ in range(count - 1)), self.end]
+        await asyncio.sleep(self.seconds * (0.5 + params.seed % 1000 / 1000))
+        start, count = params.seed % len(TOKENS) // 2, params.max_new_tokens
+        tokens = [*TOKENS[start : start + count - 1], self.end]
         return Completion(tokens, [-1.0] * count, (0, 0), "stop")
 
     def tally(self) -> Metrics:

@@ -55,7 +55,10 @@ paths = ["{root}"]
 
 [project.plugins.mkdocstrings.handlers.python.options]
 show_root_heading = true
+show_root_full_path = false
 show_source = false
+show_signature_annotations = true
+separate_signature = true
 heading_level = 2
 """
 
@@ -98,7 +101,7 @@ def build(out: Path) -> None:
 
 
 def settings() -> str:
-    """Return the page of all settings: a table for the recipe, for each section, and for each type of a component."""
+    """Return the page of all settings: a list for the recipe, for each section, and for each type of a component."""
     lines = [
         "# Every setting",
         "",
@@ -109,8 +112,6 @@ def settings() -> str:
     for cls in _growing(titles):
         about = (cls.__doc__ or "").strip().split("\n\n")[0]
         lines += [f"## {titles[cls]} {{: #{_anchor(cls)} }}", "", " ".join(about.split()).replace("``", "`"), ""]
-        if cls.model_fields:
-            lines += ["| setting | values | default | |", "|---|---|---|---|"]
         for name, field in cls.model_fields.items():
             kind = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
             links = []
@@ -118,9 +119,11 @@ def settings() -> str:
                 titles.setdefault(nested, title)
                 links.append(f"[{title}](#{_anchor(nested)})")
             values = f"see {', '.join(links)}" if links else describe(kind)
-            default = "required" if field.is_required() else f"`{_short(field.get_default(call_default_factory=True))}`"
+            default = "required"
+            if not field.is_required():
+                default = f"`{_short(field.get_default(call_default_factory=True))}` by default"
             description = " ".join((field.description or "").split()).replace("``", "`")
-            lines.append(f"| `{name}` | {_cell(values)} | {_cell(default)} | {_cell(description)} |")
+            lines += [f"`{name}`", f":   {values}; {default}. {description}", ""]
         lines.append("")
     return "\n".join(lines)
 
@@ -210,12 +213,8 @@ def _write(path: Path, text: str) -> None:
 def _short(value: Any) -> str:
     if isinstance(value, Config):
         return type(value).__name__
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value) or "''"
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _anchor(cls: type) -> str:

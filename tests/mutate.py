@@ -59,7 +59,6 @@ TESTED = {
     "whet/losses/reward_model.py": _PAIRS,
     "whet/losses/value.py": _PAIRS,
     "whet/losses/implicit_reward.py": [*_ALL, "tests/losses/test_implicit_reward.py", "-k", "implicit"],
-    "whet/losses/supervised.py": _TEXT,
     "whet/losses/distillation.py": _TEXT,
     "whet/losses/base.py": ["tests/losses/test_policy.py", "-k", "registered"],
     "whet/algorithms/preference.py": ["tests/algorithms/test_kto.py"],

@@ -13,7 +13,7 @@ import pytest
 
 from tests.test_docs import ROOT, blocks
 from whet.cli.main import main
-from whet.fetch.cache import cache_folder
+from whet.fetch.download import cache_folder
 from whet.fetch.smollm2 import NAME
 from whet.models.tiny import save_tiny_model
 

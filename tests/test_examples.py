@@ -17,6 +17,8 @@ from tests.tiny import tiny_llama
 from whet.chat.renderer import Renderer
 from whet.checkpoint.export import export
 from whet.metrics.rollout_file import RolloutRecord, write_rollouts
+from whet.tasks.shell.repositories import Repositories, Repository
+from whet.tasks.shell.toy_code import SAMPLES
 
 ROOT = Path(__file__).parent.parent
 
@@ -81,6 +83,29 @@ def test_a_file_of_another_kind_is_refused_with_its_line(solutions: Path, tmp_pa
     assert "error: " in done.stderr
     assert "solutions.jsonl:1: field '6b_finetuning' is missing" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_rows_for_mini_swe_agent_repair_every_bug(tmp_path: Path) -> None:
+    """tests/endpoint/test_mini_swe_agent.py compares their tokens with the agent's."""
+    from examples.mini.repairs import repair
+
+    done = script("mini/repairs.py", tmp_path / "new" / "rows.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert [len(read(tmp_path / "new" / name)) for name in ("rows.jsonl", "rows-test.jsonl")] == [64, 24]
+    shown: dict[str, Repository] = {}
+    for task in Repositories(functions=2, train_size=100, test_size=1).tasks("train"):
+        shown.setdefault(next(call.function for call in task.data.calls if call.fails), task.data)
+    assert shown.keys() == SAMPLES.keys()
+    for name, repository in shown.items():
+        file = tmp_path / name / repository.path
+        file.parent.mkdir()
+        file.write_text(repository.before[repository.path])
+        subprocess.run(["bash", "-c", repair(repository)], cwd=file.parent, check=True, timeout=60)
+        assert file.read_text() == repository.repaired
+
+
+def test_the_rows_for_mini_swe_agent_need_the_name_of_a_file() -> None:
+    assert "usage: " in script("mini/repairs.py").stderr
 
 
 def record(task: str, answer: str, correct: float, status: str = "completed", parts: bool = False) -> RolloutRecord:

@@ -118,23 +118,24 @@ def test_a_run_without_a_package_names_its_extra(
     check(name, module, whet([module], "train", "toy.yaml", setting, "--folder", "run", cwd=tmp_path))
 
 
-@pytest.mark.slow
-def test_a_plain_install_trains(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["train", "all"])
+def test_a_plain_install_works(whole: bool, tmp_path: Path, tiny_model: Path) -> None:
     """Every package of an extra is hidden, and what such packages bring."""
     write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=2, sinks=["console", "jsonl"]))
     hidden = sorted({module for name in EXTRAS for module in modules_of(name)}.union(BROUGHT))
-    for words in (
-        "train toy.yaml --folder run",
+    train = "train toy.yaml --folder run"
+    further = (
         "eval run",
         "view run",
         "export run --out exported",
         "plan toy.yaml",
         "show seven",
-    ):
+    )
+    for words in (train, *further) if whole else (train,):
         done = whet(hidden, *words.split(), cwd=tmp_path)
         assert done.returncode == 0, words + done.stdout + done.stderr
     assert (tmp_path / "run" / "report.html").exists()
-    assert (tmp_path / "exported" / "model.safetensors").exists()
+    assert (tmp_path / "exported" / "model.safetensors").exists() is whole
 
 
 def test_a_package_that_is_there_and_broken_says_why() -> None:

@@ -35,7 +35,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 ONLY_IN = {
     "ray": ("cluster/",),
     "vllm": ("engines/vllm/",),
-    "torch.distributed": ("parallel/", "learner/", "weights/", "checkpoint/", "diagnose/layout"),
+    "torch.distributed": ("parallel/", "learner/", "weights/", "checkpoint/", "diagnose/layout", "fetch/megatron"),
 }
 
 DOTTED_PATH = re.compile(r"whet(\.\w+)+(:\w+)?")

@@ -34,11 +34,11 @@ def test_mutants_of_a_file_can_be_listed() -> None:
 @pytest.mark.timeout(1800)
 def test_what_was_killed_is_remembered(tmp_path: Path) -> None:
     killed = tmp_path / "killed.txt"
-    first = mutate("losses/supervised", "--killed", str(killed), timeout=1500)
+    first = mutate("losses/value", "--killed", str(killed), timeout=1500)
     assert "SURVIVED" not in first.stdout
     remembered = killed.read_text()
     assert remembered
-    again = mutate("losses/supervised", "--killed", str(killed), timeout=300)
+    again = mutate("losses/value", "--killed", str(killed), timeout=300)
     assert killed.read_text() == remembered
     assert again.stdout.splitlines()[:-1] == first.stdout.splitlines()[:-1]
 

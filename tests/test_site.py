@@ -40,7 +40,7 @@ def test_the_site_is_built_from_all_pages(tmp_path: Path) -> None:
 def test_every_setting_of_a_recipe_is_on_the_page_of_settings() -> None:
     page = module().settings()
     lines = page.splitlines()
-    assert [f"| `{name}` |" in page for name in Recipe.model_fields] == [True] * len(Recipe.model_fields)
+    assert [f"\n`{name}`\n:   " in page for name in Recipe.model_fields] == [True] * len(Recipe.model_fields)
     for group in ("whet.data", "whet.task_sets", "whet.engines", "whet.sinks"):
         component = Component(EntryPoints(group))
         for name in component.registry:

@@ -15,6 +15,8 @@ from transformers import (
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
     Qwen3Config,
@@ -40,6 +42,18 @@ def tiny_qwen3(
 ) -> PreTrainedModel:
     """The same sizes with query and key norms and tied embeddings."""
     return _build(Qwen3ForCausalLM, Qwen3Config(**_sizes(vocab, {"tie_word_embeddings": True, **changes})), dtype, seed)
+
+
+def tiny_qwen2(
+    vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """The same sizes with biases of queries, keys and values, which are not 0."""
+    model = _build(Qwen2ForCausalLM, Qwen2Config(**_sizes(vocab, changes)), dtype, seed)
+    random = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.normal_(0.0, 0.1, generator=random)
+    return model
 
 
 def tiny_gemma(
@@ -97,6 +111,7 @@ def tiny_deepseek(
         "v_head_dim": 8,
         "head_dim": 8,
     }
+    own |= {name: changes[name] for name in own if name in changes and name != "head_dim"}
     sizes = _sizes(vocab, {**changes, **own})
     sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     return _build(DeepseekV3ForCausalLM, DeepseekV3Config(**sizes), dtype, seed)

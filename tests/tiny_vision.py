@@ -4,7 +4,7 @@ import base64
 import io
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from PIL import Image
@@ -15,8 +15,11 @@ from whet.core.types import Message
 from whet.models.tiny import SPECIAL, VOCAB, vocab_id
 from whet.models.tiny_vision import TEMPLATE, save_tiny_vision_model
 
-Family = Literal["idefics3", "tiles", "qwen2_5_vl", "qwen3_vl", "internvl"]
-FAMILIES: tuple[Family, ...] = ("idefics3", "tiles", "qwen2_5_vl", "qwen3_vl", "internvl")
+Family = Literal[
+    "idefics3", "tiles", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl", "smolvlm", "gemma3", "gemma4", "qwen3_5"
+]
+FAMILIES: tuple[Family, ...] = tuple(family for family in get_args(Family) if family != "qwen3_vl_moe")
+"""The families without experts, whose engine computes a row to the same bit in any crowd."""
 _QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -37,15 +40,19 @@ def asked(*urls: str, text: str = "Which colour?") -> Message:
     }
 
 
-def save_tiny_vision(folder: Path, family: Family = "idefics3") -> None:
+def save_tiny_vision(folder: Path, family: Family = "idefics3", *, wide: bool = False) -> None:
     """Write a tiny model to a folder: an Idefics 3 with 4 features for an image (``tiles``: and for each of its tiles),
-    a Qwen-VL with a feature for each 16 by 16 pixels, or an InternVL with 4 features for an image and for its tiles."""
-    if family in ("qwen2_5_vl", "qwen3_vl"):
+    a Qwen-VL with a feature for each 16 by 16 pixels, an InternVL or a SmolVLM 2 with 4 features for an image and for
+    its tiles, or a Gemma. ``wide``: with heads of 32, the least that vLLM's attention takes on CPUs."""
+    if family.startswith("qwen"):
         _save_qwen(folder, family)
-    elif family == "internvl":
-        _save_internvl(folder)
-    else:
+    elif family in ("idefics3", "tiles"):
         save_tiny_vision_model(folder, width=32, layers=2, pixels=32, tiles=family == "tiles")
+    else:
+        savers = {"internvl": _save_internvl, "smolvlm": _save_smolvlm, "gemma3": _save_gemma3, "gemma4": _save_gemma4}
+        savers[family](folder)
+    if wide:
+        _widen(folder)
     weights = load_file(folder / "model.safetensors")
     for name in weights:
         if any(part in name for part in ("connector", "merger", "projector")):
@@ -71,8 +78,17 @@ def _save_qwen(folder: Path, family: Family) -> None:
     tower: dict[str, Any] = {
         "hidden_size": 32, "intermediate_size": 64, "depth": 3, "num_heads": 2, "patch_size": 8, "out_hidden_size": 32,
     }  # fmt: skip
-    if family == "qwen3_vl":
+    if family == "qwen3_5":
+        linear = {f"linear_{name}": size for name, size in {"num_key_heads": 2, "num_value_heads": 2}.items()}
+        linear |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+        text |= linear | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        text["rope_parameters"] |= {"partial_rotary_factor": 1.0, "mrope_interleaved": True}
+        tower |= {"num_position_embeddings": 16}
+    elif family in ("qwen3_vl", "qwen3_vl_moe"):
         tower |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16}
+        text["rope_parameters"] |= {"mrope_interleaved": True}
+        if family == "qwen3_vl_moe":
+            text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     else:
         del text["head_dim"]  # the hidden size determines it
         text["rope_parameters"]["mrope_section"] = [2, 1, 1]
@@ -86,8 +102,8 @@ def _save_qwen(folder: Path, family: Family) -> None:
         folder
     )
     path = folder / "preprocessor_config.json"
-    names = {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"processor_class": names[family]}))
+    processor = "Qwen2_5_VLProcessor" if family == "qwen2_5_vl" else "Qwen3VLProcessor"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"processor_class": processor}))
 
 
 _TEXT: dict[str, Any] = {
@@ -118,17 +134,48 @@ def _save_internvl(folder: Path) -> None:
     (folder / "processor_config.json").write_text(json.dumps(settings))
 
 
-def save_tiny_gemma(folder: Path) -> None:
-    """Write a tiny Gemma 3, in which the tokens of an image attend to each other in both directions."""
+_SMOLVLM_MARKS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<video>")
+
+
+def _save_smolvlm(folder: Path) -> None:
+    """Write a tiny SmolVLM 2, with the files of the published ones: their processor reads videos, too."""
+    from transformers import SmolVLMConfig
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    tokenizer = tiny_tokenizer(TEMPLATE)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(_SMOLVLM_MARKS)})
+    config = SmolVLMConfig(
+        text_config=_TEXT | {"model_type": "llama"},
+        vision_config=_TOWER | {"image_size": 32, "patch_size": 8},
+        scale_factor=2,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=vocab_id(SPECIAL[0]),
+    )
+    _save(folder, config, tokenizer)
+    SmolVLMImageProcessorPil(
+        size={"longest_edge": 64}, max_image_size={"longest_edge": 32}, do_image_splitting=True
+    ).save_pretrained(folder)
+    settings = {"image_seq_len": 4, "processor_class": "SmolVLMProcessor"}
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+
+
+_GEMMA: dict[str, Any] = {
+    "num_hidden_layers": 3, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}  # fmt: skip
+
+
+def _save_gemma3(folder: Path) -> None:
+    """Write a tiny Gemma 3, in which the 16 tokens of an image attend to each other in both directions."""
     from transformers import Gemma3Config, Gemma3Processor
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
     names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     tokenizer = _with_tokens(names, "<start_of_image>")
     config = Gemma3Config(
-        text_config=_TEXT | {"head_dim": 16, "sliding_window": 64},
-        vision_config=_TOWER | {"image_size": 32, "patch_size": 8},
-        mm_tokens_per_image=4,
+        text_config=_TEXT | _GEMMA,
+        vision_config=_TOWER | {"image_size": 32, "patch_size": 4, "vision_use_head": False},
+        mm_tokens_per_image=16,
         image_token_index=tokenizer.image_token_id,
         boi_token_index=tokenizer.boi_token_id,
         eoi_token_index=tokenizer.eoi_token_id,
@@ -139,7 +186,37 @@ def save_tiny_gemma(folder: Path) -> None:
     weights[name] = torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(0))
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
-    Gemma3Processor(images, tokenizer, image_seq_length=4).save_pretrained(folder)
+    Gemma3Processor(images, tokenizer, image_seq_length=16).save_pretrained(folder)
+
+
+_GEMMA4_MARKS = {
+    "boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>",
+    "boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>",
+}  # fmt: skip
+
+
+def _save_gemma4(folder: Path) -> None:
+    """Write a tiny Gemma 4 with embeddings for each layer, in which the tokens of an image, at most 70, attend to each
+    other in both directions in layers with a window."""
+    from transformers import Gemma4Config
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    tokenizer = _with_tokens(_GEMMA4_MARKS, "<|image|>")
+    layers = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB + 8, "global_head_dim": 32}
+    layers |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    config = Gemma4Config(
+        text_config=_TEXT | _GEMMA | layers | {"use_bidirectional_attention": "vision"},
+        vision_config=_TOWER | {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 3},
+        image_token_id=tokenizer.image_token_id,
+        boi_token_id=tokenizer.boi_token_id,
+        eoi_token_id=tokenizer.eoi_token_id,
+        audio_token_id=tokenizer.audio_token_id,
+        video_token_id=VOCAB + 7,
+    )
+    _save(folder, config, tokenizer)
+    images = Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70, pooling_kernel_size=3)
+    images.save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": "Gemma4Processor"}))
 
 
 def _with_tokens(names: dict[str, str], mark: str) -> Any:
@@ -158,11 +235,29 @@ def _with_tokens(names: dict[str, str], mark: str) -> Any:
     return tokenizer
 
 
+def _widen(folder: Path) -> None:
+    """Write the model again with a decoder of 4 heads of 32."""
+    from transformers import AutoConfig
+
+    config: Any = AutoConfig.from_pretrained(folder)
+    text, tower = config.get_text_config(), config.vision_config
+    text.hidden_size, text.head_dim = 128, 32
+    if "mrope_section" in (text.rope_parameters or {}):
+        text.rope_parameters["mrope_section"] = [8, 4, 4]
+    if hasattr(tower, "out_hidden_size"):
+        tower.out_hidden_size = 128
+    _save_model(folder, config)
+
+
 def _save(folder: Path, config: Any, tokenizer: Any) -> None:
+    _save_model(folder, config)
+    tokenizer.save_pretrained(folder)
+
+
+def _save_model(folder: Path, config: Any) -> None:
     from transformers import AutoModelForImageTextToText
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForImageTextToText.from_config(config)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

@@ -9,6 +9,7 @@ result = whet.start("quickstart", "steps=5", data=MyTasks())                    
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,11 @@ def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) ->
     return value
 
 
+def _given(issue: ConfigIssue, written: Path) -> ConfigIssue:
+    """Return a mistake in a file that is gone before its name is read as one in the arguments."""
+    return replace(issue, where="the arguments of whet.train") if written.parent.name in issue.where else issue
+
+
 def start(
     recipe: str | Path | Recipe = "quickstart",
     *overrides: str,
@@ -79,7 +85,7 @@ def start(
 
 
 def open(
-    recipe: str | Path | Recipe = "quickstart", *overrides: str, folder: str | Path | None = None, **sections: Any
+    recipe: str | Path | Recipe = "quickstart", *overrides: str, folder: str | Path | None = None, **sections: object
 ) -> "Opening":
     """Open a run whose loop is yours; arguments as for ``start``. Nothing is trained by itself.
 
@@ -103,12 +109,12 @@ def train(
     steps: int = 20,
     folder: str | Path | None = None,
     on_step: "OnStep | None" = None,
-    **settings: Any,
+    **settings: object,
 ) -> "Result":
     """Train a model on your rows, and return the run.
 
-    whet.train(model="smollm2-135m-instruct", data=[{"prompt": "What is 2 + 2?", "solution": "4"}, ...],
-               reward=lambda answer, solution: solution in answer)
+        rows = [{"prompt": "What is 2 + 2?", "solution": "4"}, ...]
+        whet.train(model="smollm2-135m-instruct", data=rows, reward=lambda answer, solution: solution in answer)
 
     ``model``: a folder, a Hub id or a built-in name. ``data``: a list of dicts, a ``datasets.Dataset``, a DataFrame or
     the path of a data file; each row has a ``prompt``, a text or messages. ``reward``: a function, sync or async, of
@@ -135,7 +141,10 @@ def train(
     with Scratch("recipe") as scratch:
         written = scratch / "train.yaml"
         written.write_text(json.dumps(base), encoding="utf-8")  # JSON is YAML
-        value = read(written, *plain, *overrides, **sections)
+        try:
+            value = read(written, *plain, *overrides, **sections)
+        except RecipeError as error:
+            raise RecipeError([_given(issue, written) for issue in error.issues]) from None
     check_models(value)
     files.write(chosen)
     return start(value, folder=chosen, on_step=on_step)
@@ -195,7 +204,7 @@ def finished(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> 
 
 
 def _planned(
-    recipe: str | Path | Recipe, overrides: tuple[str, ...], folder: str | Path | None, sections: dict[str, Any]
+    recipe: str | Path | Recipe, overrides: tuple[str, ...], folder: str | Path | None, sections: dict[str, object]
 ) -> tuple[Recipe, Path, str]:
     """Return the recipe, a free folder and the run's name. Raises ``WhetError`` for everything that can be found wrong
     before something heavy is loaded."""

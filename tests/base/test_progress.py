@@ -50,6 +50,20 @@ def test_an_activity_without_counts_is_estimated_from_its_last_duration() -> Non
     assert progress.text() == "learning: 2 min so far"
 
 
+def test_an_activity_within_another_ends_with_its_block_and_is_not_counted_by_the_outer_one() -> None:
+    clock = Clock()
+    progress = Progress(clock)
+    for step in range(2):
+        progress.begin("learning")
+        clock.time += 10.0
+        with progress.within("computing log-probs"):
+            clock.time += 30.0
+            assert progress.text() == "computing log-probs: 30 s so far"
+        assert progress.text() == "learning: " + ("10 s so far", "about 20 s left")[step]
+        clock.time += 20.0
+        progress.begin("sampling")
+
+
 def test_a_measured_count_is_read_when_it_is_shown_and_ends_with_the_activity() -> None:
     progress = Progress(lambda: 0.0)
     done = [1]

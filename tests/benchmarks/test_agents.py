@@ -44,3 +44,11 @@ def test_episodes_wait_for_their_own_tools_only(tmp_path: Path) -> None:
     assert slow["replies"] == quick["replies"] == 8 * 4
     assert slow["share of episodes' time in tools"] > quick["share of episodes' time in tools"]
     assert slow["seconds"] < slow["seconds of the slowest episode's tools"] + quick["seconds"] + 10
+
+
+@pytest.mark.slow
+def test_a_session_with_summaries_is_a_branch_for_each(tmp_path: Path) -> None:
+    [found] = measured("sessions", tmp_path).values()
+    assert found["branches"] == 3
+    assert found["milliseconds of processors for a call"] > 0
+    assert 0 < found["MiB held at the end"] < 50

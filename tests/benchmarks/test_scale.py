@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_every_turn_of_every_episode_is_a_call(tmp_path: Path) -> None:
     small = ["--episodes", "16,32", "--replicas", "1,3", "--turns", "2", "--tokens", "4"]
     command = [sys.executable, ROOT / "benchmarks" / "scale.py", *small, "--json", tmp_path / "out.json"]

@@ -97,6 +97,7 @@ def test_a_fully_trained_model_round_trips_without_whet(tmp_path: Path) -> None:
         run, logits = make_run(tmp_path / name, build())
         assert export(run, tmp_path / name / "out").step == 3
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["base", "out", "run"]
+        assert (tmp_path / name / "out" / "model.safetensors").stat().st_mode & 0o777 == 0o644
         config = (tmp_path / name / "out" / "config.json").read_text()
         assert not any(word in config for word in ("forest", "whet", str(tmp_path)))
         expected.append(logits)

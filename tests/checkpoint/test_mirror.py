@@ -132,7 +132,7 @@ def test_without_an_intact_copy_nothing_is_left_behind(url: str, tmp_path: Path)
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/remote"
     mirrored(Writer(tmp_path / "run", keep_last=1), url)
-    remote = mirrors._Remote(f"{url}/one")
+    remote = mirrors.Remote(f"{url}/one")
     marker = remote.markers()[4]
     assert marker is not None
     files = {f"../{name}": entry for name, entry in marker.files.items()}
@@ -142,14 +142,14 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_upload_that_fails_is_repeated(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, failures = mirrors._Remote.write_content, iter([OSError("the network is down")])
+    write, failures = mirrors.Remote.write_content, iter([OSError("the network is down")])
 
     def flaky(*arguments: object) -> None:
         if error := next(failures, None):
             raise error
         write(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(mirrors._Remote, "write_content", flaky)
+    monkeypatch.setattr(mirrors.Remote, "write_content", flaky)
     mirrored(Writer(tmp_path / "run"), url, steps=1)
     assert restore(f"{url}/one", tmp_path / "there") == 1
 
@@ -167,7 +167,7 @@ def test_after_the_deadline_the_run_continues_and_the_copy_before_is_whole(
         raise OSError("the network is down")
 
     with monkeypatch.context() as patch:
-        patch.setattr(mirrors._Remote, "write_content", broken)
+        patch.setattr(mirrors.Remote, "write_content", broken)
         assert not asyncio.run(run.step(Mirror(url, "one", 0.5), 3))
         end.set()
     assert "THE CHECKPOINT OF STEP 3 IS NOT IN ITS MIRROR" in caplog.text
@@ -217,7 +217,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bucket_that_is_missing_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = mirrors._Remote("memory://bucket/runs/one")
+    remote = mirrors.Remote("memory://bucket/runs/one")
     remote._root = "bucket/runs/one"  # as s3fs has it; folders begin with a slash
     monkeypatch.setattr(remote._system, "makedirs", lambda *_, **__: pytest.fail("a bucket was made"))
     remote.write("README.txt", b"text")

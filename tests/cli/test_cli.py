@@ -77,6 +77,7 @@ def test_a_wrong_recipe_ends_in_one_message_with_code_2_and_no_heavy_import(fold
         (["train"], "Missing argument 'RECIPE'"),
         (["train", "r.yaml", "--fodler", "x"], "No such option"),
         (["show", "nowhere"], "there is no recipe or run folder of this name"),
+        (["validate", "arithmetc"], "Did you mean the task set 'arithmetic'?"),
         (["resume", "runs/none"], "runs/none: there is no such run folder"),
         (["show", "a" * 300 + ".yaml"], "the name is too long for a file or folder"),
         (["train", "r.yaml", "--folder", "a" * 300], "the name is too long for a file or folder"),

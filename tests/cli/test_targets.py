@@ -1,7 +1,7 @@
 """A task set as the argument of a command has the settings that are given and its own defaults."""
 
 from tests.toy import Lowercase
-from whet.cli.targets import recipe_of
+from whet.cli.arguments import recipe_of
 from whet.tasks.math.arithmetic import Arithmetic
 
 

@@ -153,6 +153,10 @@ def test_text_that_is_not_utf8_is_refused_with_its_line():
 def test_a_file_that_is_too_large_for_a_recipe_is_refused(in_empty_folder):
     with (in_empty_folder / "r.yaml").open("wb") as file:
         file.truncate(99_000_000)
+    rows = in_empty_folder / "rows.parquet"
+    rows.write_bytes(bytes(2_000_000))
+    with pytest.raises(RecipeError, match=r"rows\.parquet: is a data file, not YAML\. .* sft data\.path="):
+        load(Settings, rows)
     with pytest.raises(RecipeError, match=r"r\.yaml: the file has more than 1 MB, so it is not a recipe"):
         load(Settings, "r.yaml")
 

@@ -57,7 +57,7 @@ def test_a_mistyped_key_is_still_one() -> None:
 def test_a_file_is_answered_with_how_it_is_given() -> None:
     assert "is a file, not a type; name a type that reads files, as in {type: " in said("data=my.jsonl")
     assert "data = arithmetic does not have it; it is a setting of data = " in said("data.path=x.csv")
-    assert "RECIPE data.path=my.jsonl, as in sft-gsm8k data.path=my.jsonl" in said(recipe="my.jsonl")
+    assert "for a recipe as in: sft data.path=my.jsonl" in said(recipe="my.jsonl")
     assert "the built-in recipe is called quickstart" in said(recipe="quickstart.yml")
     assert "RECIPE model=Qwen/Qwen3-0.6B" in said(recipe="Qwen/Qwen3-0.6B")
     assert "expected a list, got text 'wandb'; write sinks=[console,jsonl,wandb]" in said("sinks=wandb")

@@ -17,6 +17,7 @@ HONEST = {
     "mkdir d && touch d/x && mv d/x y && ls": "d\ny\n",
     "echo 2 > n; sort n - <<< 1; awk '{print $1 + 1}' n": "1\n2\n3\n",
     "echo file > /tmp/t && cat /tmp/t": "file\n",
+    "echo old > e && sed -i s/old/new/ e && cp -a e f && cat f": "new\n",
     "false || exit 3": "",
 }
 SECRETS = {

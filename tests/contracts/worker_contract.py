@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.contracts.fault_contract import eventually
-from tests.tasks.worker_tasks import Counting
+from tests.tasks.worker_tasks import Counting, Large
 from whet.base.errors import ConfigError
 from whet.core.types import Episode, Group, Span, Task, Trajectory
 from whet.processes.service import ServiceLostError
@@ -98,7 +98,12 @@ class WorkerContract:
 
     @pytest.mark.parametrize(
         ("does", "why"),
-        [("crash", "was killed by SIGKILL"), ("exit", "exited with status 3"), ("memory", "exited with status 70")],
+        [
+            ("crash", "was killed by SIGKILL"),
+            ("exit", "exited with status 3"),
+            ("memory", "exited with status 70"),
+            ("system memory", "exited with status 70"),
+        ],
     )
     def test_a_worker_that_ends_is_replaced_and_its_episode_failed_with_the_reason(self, does: str, why: str) -> None:
         async def use(environments: IsolatedEnvironments) -> tuple[float, int]:
@@ -139,9 +144,12 @@ class WorkerContract:
 
         self.with_workers(Counting(), use)
 
-    def test_a_worker_that_cannot_start_ends_the_run(self) -> None:
+    @pytest.mark.parametrize(("taskset", "memory_gib"), [(Counting(), 0.02), (Large(), None)])
+    def test_a_worker_without_the_memory_to_start_ends_the_run(
+        self, taskset: TaskSet, memory_gib: float | None
+    ) -> None:
         async def use(environments: IsolatedEnvironments) -> None:
             with pytest.raises(ConfigError, match=r"environment worker 0 could not start: .*data\.memory_gib"):
                 await play(environments.make(task("")), "x")
 
-        self.with_workers(Counting(), use, memory_gib=0.02)
+        self.with_workers(taskset, use, memory_gib=memory_gib)

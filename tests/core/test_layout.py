@@ -14,7 +14,7 @@ from whet.core.batch import Batch
 from whet.core.types import Group
 from whet.models.attention.layout import ForestLayout, Gather
 from whet.models.shards import Tokens
-from whet.parallel.context import SpreadTokens, TokensOfMultiple
+from whet.parallel.context import SpreadTokens, TokensInParts
 
 COLUMNS = ("tokens", "position", "predictor", "sequence", "trained", "segment_start", "segment_parent")
 
@@ -43,7 +43,7 @@ def test_a_batch_is_laid_out_as_it_is_token_by_token(made: list[Group], share: b
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.sampled_from([1, 2, 3, 7, 40])), min_size=1, max_size=9),
-    st.sampled_from([Tokens(), TokensOfMultiple(8), spread(0, 2), spread(1, 2), spread(2, 3)]),
+    st.sampled_from([Tokens(), TokensInParts(8, 3), spread(0, 2), spread(1, 2), spread(2, 3)]),
 )
 def test_attention_rows_equal_rows_computed_token_by_token(segments: list[tuple[int, int]], tokens: Tokens) -> None:
     parents = [min(choice, index) - 1 for index, (choice, _) in enumerate(segments)]

@@ -64,6 +64,31 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path, suffix: str) -> None:
     assert [row.answers for row in read_rows(str(path), Conversation)] == [Conversation(**row).answers for row in ROWS]
 
 
+def test_a_table_may_be_separated_by_semicolons(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('question;"the answer"\nOne, two?;three\n"a;b";"c\nd"\ne;f\n')
+    assert read_file(path) == [
+        (f"{path}:2", {"question": "One, two?", "the answer": "three"}),
+        (f"{path}:3", {"question": "a;b", "the answer": "c\nd"}),
+        (f"{path}:5", {"question": "e", "the answer": "f"}),
+    ]
+    path.write_text("a,b;c\n1,2\n")
+    assert read_file(path) == [(f"{path}:2", {"a": "1", "b;c": "2"})]
+
+
+def test_what_is_no_data_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
+    (tmp_path / "rows.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"rows\.xlsx: spreadsheets are not read; save the sheet as CSV"):
+        read_file(tmp_path / "rows.xlsx")
+    with pytest.raises(DataError, match=r"there is no such file\. Did you mean 'rows\.jsonl'\?"):
+        read_file(tmp_path / "row.jsonl")
+    with pytest.raises(DataError, match=rf"there is no folder {tmp_path}/nowhere$"):
+        read_file(tmp_path / "nowhere" / "rows.jsonl")
+    with pytest.raises(DataError, match=r"^set data\.path to a file of yours"):
+        read_file("your-rows.jsonl")
+
+
 def test_places_in_csv_are_lines_even_after_cells_of_several_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.csv", [ROWS[1], ROWS[0], ROWS[0]])
     assert [where for where, _ in read_file(path)] == [f"{path}:{line}" for line in (2, 4, 5)]
@@ -141,8 +166,8 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, prob
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     for name, problem in (
-        ("rows.csv", "can't read .*rows.csv: No such file"),
-        ("rows.parquet", "can't read .*rows.parquet: No such file"),
+        ("rows.csv", "can't read .*rows.csv: there is no such file"),
+        ("rows.parquet", "can't read .*rows.parquet: there is no such file"),
         ("*.parquet", r"no file matches .*\*.parquet"),
         (".", "holds no data file"),
     ):

@@ -14,7 +14,8 @@ import pytest
 from tests.tiny import tiny_tokenizer
 from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
-from whet.data.jsonl import read_jsonl
+from whet.data.files import read_file
+from whet.data.jsonl import iterate_jsonl
 from whet.data.rows import LabelledRows, PreferenceRows, Rows, ScoredRows, SupervisedRows
 from whet.data.source import DatasetSource
 
@@ -145,13 +146,13 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped_and_lines_keep_their_numb
 def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rows.jsonl").write_bytes(content)
     with pytest.raises(DataError, match="holds no rows"):
-        read_jsonl(tmp_path / "rows.jsonl")
+        read_file(tmp_path / "rows.jsonl")
 
 
 def test_a_file_in_utf_16_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(good("supervised"), encoding="utf-16")
     with pytest.raises(DataError, match=r"rows\.jsonl:1: not UTF-8"):
-        read_jsonl(tmp_path / "rows.jsonl")
+        read_file(tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -252,7 +253,7 @@ def test_a_field_of_the_file_does_not_override_the_column_that_was_named(tmp_pat
         (
             '{"question": "q", "completion": "c"}',
             "questoin",
-            "columns.prompt = 'questoin' is not a column of this row (question, completion). Did you mean 'question'?",
+            "the row has no 'questoin' (columns.prompt); it has question, completion. Did you mean 'question'?",
         ),
         ('{"question": 7, "completion": "c"}', "question", "field 'prompt' (column 'question') must be"),
     ],
@@ -277,6 +278,6 @@ def test_a_path_that_is_not_a_file_is_refused_at_once(name: str, kind: str, tmp_
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match=f"{name}: it is {kind}"):
-        read_jsonl(tmp_path / name)
+        list(iterate_jsonl(tmp_path / name))
     with pytest.raises(DataError, match="/dev/zero: it is a device"):
-        read_jsonl("/dev/zero")
+        list(iterate_jsonl("/dev/zero"))

@@ -13,7 +13,7 @@ from whet.diagnose.layout import lay_out
 from whet.diagnose.memory import learner_memory, resident
 from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
 from whet.learner.worker import LearnerWorker
-from whet.losses.supervised import SFTLoss
+from whet.losses.weighted import SFTLoss
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
 from whet.parallel.config import ParallelConfig

@@ -17,6 +17,7 @@ from whet.diagnose.memory import CUDA_CONTEXT
 from whet.diagnose.plan import make_plan
 from whet.engines.vllm.config import VllmGeneratorConfig
 from whet.parallel.config import ParallelConfig
+from whet.weights.config import WeightSyncConfig
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,11 @@ def test_learners_and_engines_in_separate_processes_are_planned_separately(folde
     buffers = {name: memory.always.get("two buffers of a refit", 0) for name, memory in plan.processes.items()}
     assert buffers == {"this process": 0, ranks[0]: 2 * plan.refit, ranks[1]: 0, "each engine": 0}, "one small bucket"
     assert plan.refit == plan.models["policy"].parameters * 2, "vLLM holds bfloat16"
+    delta = WeightSyncConfig(transport="collective", delta=True)
+    with_copies = make_plan(recipe.model_copy(update={"weights": delta}), runtime=1000)
+    for name in (ranks[0], "each engine"):
+        added = with_copies.processes[name].always["weights that were sent last"]
+        assert added == plan.refit, "a copy of the model at either end"
 
 
 def test_a_plan_for_a_gpu_counts_what_a_process_holds_there(folder):

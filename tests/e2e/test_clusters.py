@@ -33,7 +33,8 @@ SAME = ("reward/mean", "loss", "gradient_norm", "answer/length_mean", "mismatch/
 LAYOUTS = [{"fsdp": 2}, {"tensor": 2}, {"context": 2}, {"pipeline": 2}]
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in LAYOUTS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_whose_learner_is_spread_over_ranks_learns_the_same(
     layout: dict[str, int], tiny_model: Path, tmp_path: Path
 ) -> None:

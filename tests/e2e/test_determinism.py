@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.toy import toy_recipe
 from whet.metrics.sinks.jsonl import read_metrics, without_time
 from whet.run import run
@@ -28,3 +30,16 @@ def test_in_step_the_result_does_not_depend_on_concurrency(tiny_model: Path, tmp
         tiny_model, tmp_path / "narrow", rollouts={"concurrency": 3}, generator={"max_batch": 2, "prefix_tokens": 0}
     )
     assert wide == narrow
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"model": {"lora": {"rank": 2}}, "rollouts": {"concurrency": 3}}],
+    ids=["whole weights", "lora"],
+)
+def test_guessed_tokens_change_no_number_of_a_run(changes: dict[str, Any], tiny_model: Path, tmp_path: Path) -> None:
+    plain = finished(tiny_model, tmp_path / "plain", **changes)
+    guesses = {"speculative": {"type": "ngram", "shortest": 1}, "max_batch": 5}
+    assert finished(tiny_model, tmp_path / "guessed", generator=guesses, **changes) == plain
+    lines = read_metrics(tmp_path / "guessed" / "metrics.jsonl")
+    assert sum(line.get("time/generator/guessed_tokens", 0) for line in lines) > 0

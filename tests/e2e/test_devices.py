@@ -103,7 +103,11 @@ def test_in_step_on_one_cpu_the_generator_holds_no_weights_while_the_learner_com
     assert released == [True] * 3
 
 
-@pytest.mark.parametrize("changes", [{}, {"cluster": {"type": "processes"}}], ids=["local", "processes"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, pytest.param({"cluster": {"type": "processes"}}, marks=pytest.mark.slow)],
+    ids=["local", "processes"],
+)
 def test_taking_turns_changes_no_number(tiny_model: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     split = start(toy_recipe(tiny_model, steps=3, cluster={"type": "processes"}), tmp_path / "split")
     turns = start(toy_recipe(tiny_model, steps=3, devices={"placement": "colocated"}, **changes), tmp_path / "turns")

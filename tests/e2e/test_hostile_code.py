@@ -132,7 +132,13 @@ def test_an_error_of_a_grader_fails_its_episode_and_is_named_with_its_line(does:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("does", ["exits", "ends_the_process", "becomes_another_program"])
+@pytest.mark.parametrize(
+    "does",
+    [
+        "exits",
+        *(pytest.param(does, marks=pytest.mark.slow) for does in ("ends_the_process", "becomes_another_program")),
+    ],
+)
 def test_an_exit_in_a_grader_is_an_error_of_the_run_and_not_its_end(
     does: str, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -191,6 +197,7 @@ def test_a_grader_that_never_returns_meets_the_deadline_and_the_process_ends(
     assert "Traceback" not in printed
 
 
+@pytest.mark.slow
 def test_copies_of_the_run_that_a_grader_makes_end_and_the_run_continues(tiny_model: Path, tmp_path: Path) -> None:
     code, printed = train(tmp_path, tiny_model, "forks")
     assert code == 0, printed

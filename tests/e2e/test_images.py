@@ -65,6 +65,10 @@ def losses(folder: Path) -> list[Any]:
         ("qwen2_5_vl", "trained", None),
         ("qwen3_vl", "trained", None),
         ("internvl", "trained", None),
+        ("smolvlm", "frozen", None),
+        ("gemma3", "trained", None),
+        ("gemma4", "frozen", {"rank": 2}),
+        ("qwen3_5", "trained", None),
         ("qwen3_vl", "frozen", {"rank": 2}),
     ],
 )
@@ -90,6 +94,7 @@ def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(
     assert learned.config.model_type == family
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_on_images_what_one_learns(models: dict[Family, Path], tmp_path: Path) -> None:
     rollouts = {"prompts_per_step": 4}
     two = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}}
@@ -135,8 +140,10 @@ def test_a_reward_model_of_images_is_refused_before_it_learns(model: Path, tmp_p
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"generator": "vllm"}, "VllmGeneratorConfig"),
-        ({"parallel": {"tensor": 2}, "cluster": "ray"}, "parallel.tensor"),
+        ({"generator": {"type": "remote", "urls": ["http://127.0.0.1:8000"]}}, "RemoteConfig"),
+        ({"generator": {"type": "vllm", "tensor": 2}}, "generator.tensor"),
+        ({"generator": "vllm", "weights": {"lora": "adapter"}, "lora": {"rank": 4}}, "weights.lora = adapter"),
+        ({"parallel": {"context": 2}, "cluster": "ray"}, "parallel.context"),
         ({"learner": {"type": "megatron", "precision": "float32"}}, "megatron"),
         ({"algorithm": {"type": "on_policy_distillation", "teachers": {"a": "other"}}}, "a second model in algorithm"),
     ],

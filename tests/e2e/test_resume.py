@@ -97,7 +97,7 @@ def test_resuming_a_finished_run_changes_nothing(recipe: Path, tmp_path: Path) -
     before = metrics(folder)
     again = whet("resume", str(folder))
     assert again.returncode == 0, again.stderr
-    assert f"warning: all 2 steps are done; to train for longer: whet resume {folder} steps=4" in again.stderr
+    assert f"warning: step 2, the last one, is done; to train for longer: whet resume {folder} steps=4" in again.stderr
     assert metrics(folder) == before
 
 

@@ -37,6 +37,7 @@ def judge(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "judge"
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_a_reward_model_and_is_measured_by_the_grader(
     tiny_model: Path, judge: Path, tmp_path: Path
 ) -> None:

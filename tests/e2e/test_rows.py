@@ -138,8 +138,10 @@ class Watched:
         monkeypatch.setattr(LearnerWorker, "update", watched_update)
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8.0}], ids=["full", "lora"])
-@pytest.mark.parametrize("kind", ["dpo", "kto"])
+@pytest.mark.parametrize(
+    "lora", [None, pytest.param({"rank": 4, "alpha": 8.0}, marks=pytest.mark.slow)], ids=["full", "lora"]
+)
+@pytest.mark.parametrize("kind", [pytest.param("dpo", marks=pytest.mark.slow), "kto"])
 def test_a_cached_reference_gives_the_same_run_and_is_not_in_memory(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, lora: Any
 ) -> None:

@@ -38,6 +38,19 @@ class Held(Lowercase):
         return await super().grade(task, answer)
 
 
+class HeldEvaluation(Lowercase):
+    """The evaluation after ``steps`` steps never ends."""
+
+    run: str
+    steps: int
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        if "/test/" in task.uid and steps_done(Path(self.run)) == self.steps:
+            held(Path(self.run)).touch()
+            await asyncio.sleep(3600)
+        return await super().grade(task, answer)
+
+
 def held(folder: Path) -> Path:
     """Return the file next to the run's folder that marks a waiting step."""
     return folder.with_suffix(".held")
@@ -86,7 +99,7 @@ def test_a_signal_saves_the_run_and_reports_the_command_to_resume(
     with running([str(path)], folder) as process:
         process.send_signal(by)
         assert process.stdout is not None
-        said = next(line for line in process.stdout if "another one ends it at once" in line)
+        said = next(line for line in process.stdout if "the next signal ends it at once" in line)
         passes(folder).touch()
         printed, _ = process.communicate(timeout=240)
     assert f"{by.name} came: the run saves after this step and ends" in said
@@ -108,12 +121,44 @@ def test_a_signal_saves_a_run_on_ray_too(tiny_model: Path, tmp_path: Path) -> No
     with running([str(path)], folder) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
-        assert any("another one ends it at once" in line for line in process.stdout)
+        assert any("the next signal ends it at once" in line for line in process.stdout)
         passes(folder).touch()
         printed, _ = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM, printed
     assert f"step {steps_done(folder)} of 6 is saved. Resume with: whet resume {folder}" in printed
     assert list((folder / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("steps", [2, 6], ids=["after some steps", "after all steps"])
+def test_a_signal_during_an_evaluation_gives_it_up_and_saves(steps: int, tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    data = {"type": "tests.e2e.test_stop_signals:HeldEvaluation", "run": str(folder), "steps": steps}
+    settings = toy_recipe(tiny_model, steps=6, checkpoints={"every": 0}, evaluation={"every": 2}, data=data)
+
+    def stop() -> None:
+        assert eventually(held(folder).exists, 240)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    advice = "is saved. Resume with: whet resume" if steps == 2 else "is saved, without its evaluation. Evaluate with"
+    with pytest.raises(Stopped, match=f"SIGTERM came, and step {steps} of 6 {advice}"):
+        run.start(settings, folder)
+    assert (folder / "checkpoints" / f"step-{steps:06d}").is_dir()
+    if steps == 2:
+        undisturbed = run.start(toy_recipe(tiny_model, steps=6, evaluation={"every": 2}), tmp_path / "undisturbed")
+        learned = [row for row in metrics(undisturbed) if row["kind"] == "train"]
+        assert [row for row in metrics(run.resume(folder)) if row["kind"] == "train"] == learned
+
+
+def test_a_signal_before_the_first_step_ends_the_run_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    data = {"type": "tests.e2e.test_stop_signals:HeldEvaluation", "run": str(folder), "steps": 0}
+    path = write_recipe(tmp_path / "held.yaml", toy_recipe(tiny_model, data=data))
+    with running([str(path)], folder) as process:
+        process.send_signal(signal.SIGTERM)
+        printed, _ = process.communicate(timeout=100)
+    assert process.returncode == -signal.SIGTERM
+    assert "SIGTERM came: the run ends at once, because it has no new step to save" in printed
 
 
 def test_a_second_signal_ends_the_run_at_once(tiny_model: Path, tmp_path: Path) -> None:
@@ -122,7 +167,7 @@ def test_a_second_signal_ends_the_run_at_once(tiny_model: Path, tmp_path: Path) 
     with running([str(path)], folder) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
-        assert any("another one ends it at once" in line for line in process.stdout)
+        assert any("the next signal ends it at once" in line for line in process.stdout)
         process.send_signal(signal.SIGTERM)
         assert process.wait(100) == -signal.SIGTERM, "though its step never passes"
 

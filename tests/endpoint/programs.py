@@ -152,3 +152,19 @@ def hanging(task: Task, base_url: str, api_key: str) -> float:
 def wrong(task: Task, base_url: str, api_key: str) -> Any:
     client(base_url, api_key).chat.completions.create(model="m", messages=task.prompt)  # type: ignore[arg-type]
     return {"score": 1.0}
+
+
+def summarising(task: Task, base_url: str, api_key: str, turns: int = 12, every: int = 4) -> str:
+    """Work for many turns; after each ``every`` of them the history becomes a summary. Return the last reply."""
+    model = client(base_url, api_key).chat.completions
+    history: list[Any] = [*task.prompt]
+    for turn in range(1, turns + 1):
+        reply = model.create(model="m", messages=history).choices[0].message
+        history += [reply.model_dump(), {"role": "user", "content": str(turn)}]
+        if turn % every == 0:
+            history = [*task.prompt, {"role": "user", "content": f"{turn} done"}]
+    return reply.content or ""
+
+
+def summarising_for_long(task: Task, base_url: str, api_key: str) -> str:
+    return summarising(task, base_url, api_key, 300, 50)

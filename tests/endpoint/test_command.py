@@ -1,18 +1,22 @@
 """Episodes of commands: what they are given, their answers, and their failures. No process outlives its episode."""
 
+import asyncio
 import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import ValidationError
 
+from tests.contracts.fault_contract import eventually
 from tests.endpoint.agents import first_episode
 from tests.toy import Lowercase
 from whet.core.types import Episode, Status
 from whet.rollouts.sampling import Sampling
+from whet.tasks.base import Address
 from whet.tasks.program import AgentTasks
 
 SHELL = str(Path(__file__).parents[2] / "examples/agent.sh")
@@ -125,6 +129,7 @@ def _runs(pid: str) -> bool:
         ({"program": ()}, "is not a command"),
         ({"program": (os.devnull,)}, "is not a command"),
         ({"program": "tests.endpoint.programs:team", "folder": "."}, "read only where program is a command"),
+        ({"program": "tests.endpoint.programs:team", "at_once": 2}, "read only where program is a command"),
         ({"program": ("sh",), "folder": "/no/such"}, "folder = /no/such is not a folder"),
     ],
     ids=str,
@@ -132,3 +137,30 @@ def _runs(pid: str) -> bool:
 def test_a_wrong_command_is_an_error_when_the_recipe_is_read(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         AgentTasks(taskset=Lowercase(), **settings)
+
+
+def test_so_many_commands_run_at_once_and_the_others_wait(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib, time
+folder = pathlib.Path({str(tmp_path)!r})
+(folder / str(os.getpid())).touch()
+while not (folder / "go").exists():
+    time.sleep(0.01)
+print("a")
+"""
+    tasks = AgentTasks(program=(sys.executable, "-c", code), taskset=Lowercase(size=6), at_once=2, deadline=120.0)
+
+    def running() -> int:
+        return sum(code in child.cmdline() for child in psutil.Process().children(recursive=True))
+
+    async def played() -> tuple[int, list[float]]:
+        environments = tasks.open()
+        episodes = [environments.program_for(task) for task in tasks.tasks("train")]
+        address = Address("http://127.0.0.1:9/v1", "key")
+        playing = asyncio.gather(*(episode.run(address) for episode in episodes))
+        assert await asyncio.to_thread(eventually, lambda: len(list(tmp_path.iterdir())) >= 2, 100)
+        count = running()
+        (tmp_path / "go").touch()
+        return count, [step.reward for step in await playing]
+
+    assert asyncio.run(played()) == (2, [1.0] * 6)

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.endpoint.agents import call, first_episode
+from examples.mini.repairs import RECIPE, rows
+from tests.endpoint.agents import RENDERER, call, first_episode
 from tests.toy import toy_recipe
+from whet.base.errors import ConfigError
 from whet.core.types import Episode, Status
+from whet.data.row_kinds import Conversation
+from whet.data.rows import render_conversation
 from whet.metrics.rollout_file import read_rollouts
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.rollouts.sampling import Sampling
 from whet.run import run
+from whet.shells.local import Local
+from whet.shells.runtime import ShellLimits
 from whet.tasks.program import AgentTasks
 from whet.tasks.shell.repositories import Repositories
 
@@ -63,6 +69,35 @@ def test_the_agent_earns_its_reward_by_the_files_that_it_leaves(tmp_path: Path, 
     assert [span.trained for span in branch.spans] == [False, True] * 3
 
 
+def runtime() -> Local:
+    """Return a runtime that has the agent's programs, and the Python that they were installed with."""
+    environment = Path(COMMAND).parents[1]
+    lines = (environment / "pyvenv.cfg").read_text().splitlines()
+    python = Path(next(line.partition("=")[2].strip() for line in lines if line.startswith("home"))).parent
+    limits = ShellLimits(deadline_s=60, memory_mib=1024, processes=128)
+    return Local(limits=limits, readable=(str(environment), *(() if python == Path("/usr") else (str(python),))))
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_in_the_runtime_of_its_tasks_it_earns_the_same(api: str) -> None:
+    kind = runtime()
+    try:
+        kind.check()
+    except ConfigError as problem:
+        pytest.skip(str(problem))
+    more: Any = {"runtime": kind, "limits": {"deadline_s": 90}}
+    tasks = Repositories(train_size=2, test_size=1, functions=2, **more)
+    data, left = tasks.tasks("train")[0].data, iter([call("bash", command="ls"), gold(), SUBMIT])
+    settings = agent(Path("/tmp/mini"), api)
+    limits = Sampling(max_turns=8, max_new_tokens=1000, max_prompt_tokens=20_000, max_episode_tokens=40_000)
+    done = first_episode(AgentTasks(taskset=tasks, in_runtime=True, **settings), lambda _: next(left), limits)
+    assert (done.status, done.reward) == (Status.COMPLETED, 1.0), done.error
+    assert (done.scores["fail_to_pass"], done.scores["pass_to_pass"]) == (1.0, 1.0)
+    [branch] = done.branches
+    assert [span.trained for span in branch.spans] == [False, True] * 3
+    assert data.path in str(branch.messages[3]["content"]), "its own tool listed the files of the task"
+
+
 def test_without_a_repair_it_earns_nothing(tmp_path: Path) -> None:
     done = episode(tmp_path, SUBMIT)
     assert (done.status, done.reward) == (Status.COMPLETED, 0.0), done.error
@@ -85,6 +120,25 @@ def test_a_used_up_budget_ends_it_at_once(tmp_path: Path, limit: str, settings: 
     """The agent repeats a failed call for minutes, but the episode has a deadline of one."""
     done = episode(tmp_path, gold(), call("bash", command="seq 3000"), SUBMIT, deadline=60.0, **settings)
     assert (done.status, done.limit, done.reward) == (Status.TRUNCATED, limit, 0.0), done.error
+
+
+def test_the_rows_of_the_example_have_the_tokens_of_its_episodes(tmp_path: Path) -> None:
+    [row] = rows("train", 1)
+    conversation = Conversation.of("row", row)
+    expected = render_conversation(conversation, conversation.answers[0], RENDERER, "assistant")
+    calls = [message["tool_calls"][0]["function"] for message in row["messages"] if message["role"] == "assistant"]
+    replies = iter([call("bash", **function["arguments"]) for function in calls])
+    settings = RECIPE["data"]
+    taskset = Repositories(**{name: value for name, value in settings["taskset"].items() if name != "type"})
+    words = (COMMAND, *settings["program"][1:])
+    variables = settings["environment"] | {"MSWEA_GLOBAL_CONFIG_DIR": str(tmp_path)}
+    tasks = AgentTasks(taskset=taskset, program=words, environment=variables)
+    limits = {name: 4 * value for name, value in RECIPE["sampling"].items()}  # the tokenizer of tests has longer texts
+    done = first_episode(tasks, lambda _: next(replies), Sampling(**limits))
+    assert (done.status, done.reward) == (Status.COMPLETED, 1.0), done.error
+    [branch] = done.branches
+    assert [span.tokens for span in branch.spans] == [span.tokens for span in expected.spans]
+    assert [span.trained for span in branch.spans] == [span.trained for span in expected.spans]
 
 
 def test_what_is_sampled_is_learned_with_the_same_log_probs(tiny_model: Path, tmp_path: Path) -> None:

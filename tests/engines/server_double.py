@@ -13,14 +13,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from whet.base.errors import WhetError
@@ -67,6 +67,17 @@ class Double:
             stop=tuple(settings["stop"]),
         )
         return await self.generator.sample(prompt, params)
+
+    async def pieces(self, prompt: list[int], settings: dict[str, Any], limit: int, seed: int) -> AsyncIterator[Any]:
+        """Yield a completion while it grows: each time it is sampled again to twice the length, to the same tokens."""
+        length = 1
+        while True:
+            done = await self.sample(prompt, settings, min(length, limit), seed)
+            ended = done.finish_reason != "length" or length >= limit
+            yield done, ended
+            if ended:
+                return
+            length *= 2
 
     def prompt_logprobs(self, tokens: list[int], k: int) -> list[tuple[float, list[tuple[int, float]]]]:
         """Of all tokens but the first, by transformers with the first weights: their log-probs, and the ``k`` most
@@ -169,16 +180,36 @@ class Vllm(Double):
         settings = body["sampling_params"]
         assert body["model"] == "tiny"
         assert settings["ignore_eos"]
-        done = await self.sample(body["token_ids"], settings, settings["max_tokens"], settings["seed"])
-        first, last = (self.labels[version] for version in done.versions)
-        spans = [{"version": label, "start": 0, "end": 1} for label in dict.fromkeys([first, last])]
-        content = [{"token_id": t, "logprob": p} for t, p in zip(done.tokens, done.logprobs, strict=True)]
-        choice = {"token_ids": done.tokens, "finish_reason": done.finish_reason, "weight_versions": spans}
-        usage = {"prompt_tokens_details": {"cached_tokens": done.cached}}
-        return {"choices": [choice | {"logprobs": {"content": content}}], "usage": usage}
+        request = body["token_ids"], settings, settings["max_tokens"], settings["seed"]
+        if body.get("stream"):
+            return self.streamed(*request)
+        done = await self.sample(*request)
+        return {"choices": [self.choice(done, 0, True)], "usage": self.usage(done)}
+
+    def choice(self, done: Any, first: int, ended: bool) -> dict[str, Any]:
+        """The tokens of a completion from the ``first`` on; the reason and the versions come with the last ones."""
+        oldest, newest = (self.labels[version] for version in done.versions)
+        spans = [{"version": label, "start": 0, "end": 1} for label in dict.fromkeys([oldest, newest])]
+        pairs = list(zip(done.tokens, done.logprobs, strict=True))[first:]
+        content = [{"token_id": token, "logprob": logprob} for token, logprob in pairs]
+        end = {"finish_reason": done.finish_reason, "weight_versions": spans} if ended else {"finish_reason": None}
+        return {"token_ids": done.tokens[first:], "logprobs": {"content": content}, **end}
+
+    def usage(self, done: Any) -> dict[str, Any]:
+        return {"prompt_tokens_details": {"cached_tokens": done.cached}}
+
+    async def streamed(self, *request: Any) -> AsyncIterator[Any]:
+        first, begun = 0, None
+        async for done, ended in self.pieces(*request):
+            begun = begun or done
+            yield {"choices": [self.choice(done, first, ended)]}
+            first = len(done.tokens)
+        yield {"choices": [], "usage": self.usage(begun)}
 
 
 class Sglang(Double):
+    incremental = False  # whether the events of a stream hold only the new tokens
+
     def routes(self) -> dict[str, Answer]:
         return {
             "/health": self.nothing,
@@ -210,14 +241,27 @@ class Sglang(Double):
         if "logprob_start_len" in body:
             return self.scored(body["input_ids"], body["logprob_start_len"], body["top_logprobs_num"])
         assert settings["ignore_eos"]
-        done = await self.sample(body["input_ids"], settings, settings["max_new_tokens"], settings["sampling_seed"])
+        request = body["input_ids"], settings, settings["max_new_tokens"], settings["sampling_seed"]
+        if body.get("stream"):
+            return self.streamed(*request)
+        return self.answer(await self.sample(*request), 0, True)
+
+    def answer(self, done: Any, first: int, ended: bool) -> dict[str, Any]:
+        rows = [[p, t, None] for t, p in zip(done.tokens, done.logprobs, strict=True)]
         facts = {
-            "output_token_logprobs": [[p, t, None] for t, p in zip(done.tokens, done.logprobs, strict=True)],
-            "finish_reason": {"type": done.finish_reason},
+            "output_token_logprobs": rows[first:],
+            "completion_tokens": len(rows),
+            "finish_reason": {"type": done.finish_reason} if ended else None,
             "weight_version": self.labels[done.versions[1]],
             "cached_tokens": done.cached,
         }
-        return {"text": "", "output_ids": done.tokens, "meta_info": facts}
+        return {"text": "", "output_ids": done.tokens[first:], "meta_info": facts}
+
+    async def streamed(self, *request: Any) -> AsyncIterator[Any]:
+        first = 0
+        async for done, ended in self.pieces(*request):
+            yield self.answer(done, first, ended)
+            first = len(done.tokens) if self.incremental else 0
 
     def scored(self, tokens: list[int], start: int, k: int) -> Any:
         self.check_prompt(tokens, 1)
@@ -230,12 +274,30 @@ class Sglang(Double):
         return {"text": "", "output_ids": [0], "meta_info": facts}
 
 
+class IncrementalSglang(Sglang):
+    """With ``--incremental-streaming-output``."""
+
+    incremental = True
+
+
+KINDS = {"vllm": Vllm, "sglang": Sglang, "incremental_sglang": IncrementalSglang}
+
+
+async def _events(values: AsyncIterator[Any]) -> AsyncIterator[str]:
+    async for value in values:
+        yield f"data: {json.dumps(value)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
 def application(routes: dict[str, Answer]) -> Starlette:
     def endpoint(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
             body = await request.body()
             try:
-                return JSONResponse(await answer(json.loads(body) if body else {}))
+                found = await answer(json.loads(body) if body else {})
+                if isinstance(found, AsyncIterator):
+                    return StreamingResponse(_events(found), media_type="text/event-stream")
+                return JSONResponse(found)
             except WhetError as error:
                 return JSONResponse({"error": str(error)}, 400)
 
@@ -248,7 +310,7 @@ def main(protocol: str, folder: str, port: str = "0") -> None:
     import uvicorn
 
     listener = socket.create_server(("127.0.0.1", int(port)), reuse_port=False)
-    double = {"vllm": Vllm, "sglang": Sglang}[protocol](Path(folder))
+    double = KINDS[protocol](Path(folder))
     print(listener.getsockname()[1], flush=True)
     server = uvicorn.Server(uvicorn.Config(application(double.routes()), log_level="error", lifespan="off"))
     asyncio.run(server.serve([listener]))

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from whet.engines.torch.decode_attention import BLOCK, DecodeCache, size_class
+from whet.engines.torch.decode_attention import DecodeCache
 from whet.engines.torch.prefix import Prefill, Prefix
+from whet.engines.torch.tiles import BLOCK, size_class
 from whet.models.attention.dense import AttentionSettings
 
 

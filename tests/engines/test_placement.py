@@ -1,11 +1,12 @@
 """The choice of a replica for each request, counted in tokens."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
 from benchmarks.routing import ByRequests, means
-from whet.engines.placement import CachedTexts, Placement
+from whet.engines.placement import CachedTexts, Placement, beginnings
 
 ALL = {0, 1, 2}
 LONG, OTHER = list(range(100)), list(range(500, 600))
@@ -78,8 +79,49 @@ def test_the_record_of_cached_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     placement = Placement(1, 8.0)
     for i in range(30):
         placement.begin({0}, [i] * 40, 1)
-    assert len(placement._cached[0]) == 10
+    assert placement.cached.count(0) == len(placement.cached._where) == 10
     assert placement.begin({0}, [29] * 40, 1).cost == 1, "the least recent texts are dropped first"
+
+
+@pytest.mark.parametrize("weight", [0.0, 2.0, 8.0])
+def test_the_choice_is_the_least_cost_over_all_replicas(weight: float) -> None:
+    """The index of all replicas finds what asking each of them would find, ties included."""
+    rng, placement = random.Random(3), Placement(40, weight)
+    texts: list[set[bytes]] = [set() for _ in range(40)]
+    chosen = set()
+    for _ in range(400):
+        serving = set(rng.sample(range(40), rng.randint(1, 40)))
+        prompt = [rng.randrange(2) for _ in range(rng.choice([3, 16, 33, 48]))]
+        ends = beginnings(prompt)
+        cached = [max((length for length, digest in ends if digest in own), default=0) for own in texts]
+        costs = {n: placement.outstanding[n] + weight * (len(prompt) - cached[n]) for n in sorted(serving)}
+        expected = min(costs, key=costs.__getitem__)
+        place = placement.begin(serving, prompt, 5)
+        assert place.number == expected
+        texts[expected] |= {digest for _, digest in ends}
+        chosen.add(expected)
+        if rng.random() < 0.5:
+            placement.end(place)
+        if rng.random() < 0.05:
+            placement.drop(expected)
+            texts[expected].clear()
+    assert len(chosen) == 40
+    for number in range(40):
+        placement.drop(number)
+    assert not placement.cached._where
+
+
+def test_the_beginnings_of_a_long_text_are_few_and_of_a_continued_one_the_same() -> None:
+    text = [7 * i % 1000 for i in range(50_000)]
+    ends = beginnings(text)
+    assert len(ends) < 300
+    assert ends[-1][0] == 50_000
+    first = beginnings(text[:20_000])
+    assert first[:-1] == ends[: len(first) - 1]
+    assert beginnings(text, first=first) == ends
+    assert beginnings(text, images=["a picture"])[0] != ends[0]
+    gaps = [(later - earlier) / later for (earlier, _), (later, _) in pairwise(ends) if later > 1024]
+    assert max(gaps) <= 1 / 32
 
 
 def test_nothing_is_outstanding_in_the_end_whatever_happens() -> None:

@@ -10,7 +10,7 @@ from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, run
 from tests.engines.test_torch_generator import make
 from tests.toy import toy_recipe
 from tests.weights.test_in_process import learn_something
-from whet.base.errors import RefitError, WhetError
+from whet.base.errors import GeneratorError, RefitError, WhetError
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.router import Router
 from whet.engines.torch.config import TorchGeneratorConfig
@@ -139,3 +139,56 @@ def test_every_replica_gets_the_weights_and_proves_it(
             await learner.close()
 
     asyncio.run(go())
+
+
+def test_a_stream_hands_out_the_tokens_of_its_replica() -> None:
+    router, handed_out = routed(), list[int]()
+
+    async def body() -> None:
+        params = SamplingParams(20, seed=3)
+        whole = await router.stream(PROMPT, params, "s", handed_out.extend)
+        assert handed_out == whole.tokens[: len(handed_out)]
+        assert len(handed_out) >= 18, "the last ones may come with the completion only"
+        assert whole.tokens == (await router.sample(PROMPT, params, "t")).tokens
+        assert router.placement.outstanding == [0, 0]
+
+    run(router, body)
+
+
+class Silent:
+    """An engine without streams."""
+
+    stream: Any = None
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inside, name)
+
+
+class DiesInAStream(Silent):
+    """An engine that hands out the first tokens, and is lost."""
+
+    async def stream(self, prompt: list[int], params: SamplingParams, session: str, sampled: Any) -> Completion:
+        completion = await self.inside.sample(prompt, params, session)
+        sampled(completion.tokens[:3])
+        sampled(completion.tokens[3:7])
+        raise GeneratorError("the engine died")
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["to a stream", "to an engine without streams"])
+def test_a_stream_continues_at_the_token_at_which_its_replica_was_lost(streams: bool) -> None:
+    other: Any = make(max_batch=12)
+    router = Router([DiesInAStream(make(max_batch=12)), other if streams else Silent(other)], 8.0)  # type: ignore[list-item]
+    pieces = list[list[int]]()
+
+    async def body() -> None:
+        whole = await router.stream(PROMPT, SamplingParams(20, seed=3), "s", pieces.append)
+        assert pieces[:2] == [whole.tokens[:3], whole.tokens[3:7]]
+        tokens = [token for piece in pieces for token in piece]
+        assert tokens == whole.tokens[: len(tokens)]
+        assert len(tokens) >= 18 if streams else len(tokens) == 7
+        assert router.serving == {1}
+
+    run(router, body)

@@ -25,7 +25,7 @@ from whet.engines.server.config import RemoteConfig
 from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync
 
-PROTOCOLS = pytest.mark.parametrize("protocol", ["vllm", "sglang"])
+PROTOCOLS = pytest.mark.parametrize("protocol", ["vllm", pytest.param("sglang", marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +119,7 @@ def test_a_run_whose_servers_are_all_lost_ends_with_the_name_of_the_last(protoco
         run(router, body)
 
 
+@pytest.mark.slow
 def test_a_server_that_another_run_uses_is_lost(model_folder: Path) -> None:
     with doubles("vllm", model_folder) as (server,):
         alone = engine([server.url])

@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.tiny import tiny_llama
+from tests.tiny_vision import save_tiny_vision
 from tests.toy import toy_recipe
 from whet.base.errors import ConfigError, WhetError
 from whet.config import load
@@ -19,7 +20,8 @@ from whet.engines.router import Router
 from whet.engines.vllm import processes as vllm_processes
 from whet.engines.vllm.config import VllmGeneratorConfig
 from whet.engines.vllm.processes import VllmProcesses
-from whet.models.config import LoraSettings
+from whet.models.config import LoraSettings, ModelConfig
+from whet.models.loading import load_images, load_model_config
 from whet.run.build import build_generator, build_renderer, build_sync
 from whet.run.recipe import Recipe
 from whet.weights.config import WeightSyncConfig
@@ -273,3 +275,14 @@ def test_engines_on_a_cluster_need_nodes_and_leave_the_choice_of_gpus_to_them(ti
     ):
         with pytest.raises(ConfigError, match=words):
             toy_recipe(tiny_model, **changes)
+
+
+def test_a_model_whose_images_vllm_may_read_otherwise_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    save_tiny_vision(tmp_path, "gemma3")
+    images = load_images(ModelConfig(path=str(tmp_path), vision="frozen"))
+    config = load_model_config(ModelConfig(path=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"reads images with idefics3, .*, not with gemma3; set generator=torch"):
+        VllmGeneratorConfig(dtype="float32").build(config, None, Deployment(images=images))

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from whet.base.dtype import torch_dtype
 from whet.base.errors import RefitError
+from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.config import Deployment, GeneratorConfig
 from whet.engines.sampling import sample_tokens, uniform_stream

@@ -207,6 +207,10 @@ def test_the_command_pushes_what_it_has_written(
     assert hub.files.keys() == {path.name for path in (tmp_path / "out").iterdir()} - {"lineage.json"}
     assert hub.files["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
     assert hub.messages == ["run, step 3, by whet export"]
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "--force", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"step": 3, "written": str(tmp_path / "out"), "pushed": f"{hub.url}/someone/mine"}
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(SystemExit, match="1"):
         main([*words, "--force"])

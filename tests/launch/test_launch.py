@@ -162,6 +162,7 @@ def test_a_preempted_job_is_queued_again_and_resumes(schedulers: Schedulers) -> 
     assert states([record()]).popitem()[1].code == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_saves_before_its_time_is_over_is_queued_again(
     schedulers: Schedulers, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -209,6 +209,7 @@ def test_docker_gets_mounts_limits_and_the_names_of_secrets() -> None:
                  ("--volume", "/srv/data:/data:ro"), ("--volume", "/runs/a b:/runs/a b")):  # fmt: skip
         assert pair in pairs
     assert words[-3:] == ["whet:cpu", "bash", "/runs/a b/launch/1/script.sh"]
+    assert f"# runs in: docker run --detach {shlex.join(words)}\n" in render(job), "so --dry-run prints it"
 
 
 def test_skypilot_gets_resources_buckets_and_the_recipe() -> None:

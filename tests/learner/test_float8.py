@@ -10,8 +10,8 @@ from tests.tiny import tiny_llama
 from tests.toy import toy_recipe
 from whet.base.errors import ConfigError
 from whet.learner.config import OptimizerConfig
-from whet.learner.float8 import _fits, use_float8
 from whet.learner.optimizer import build_optimizer
+from whet.learner.precision import _fits, use_float8
 
 
 def test_a_device_without_float8_is_refused(monkeypatch):

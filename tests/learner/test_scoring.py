@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.learner.parts import (
+    Chosen,
     PolicyGradient,
     assert_close,
     assert_same,
@@ -144,6 +145,8 @@ def test_lora_leaves_the_base_untouched(llama):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_named_weights_equal_the_merged_model_and_merge_nothing(llama, qwen, tied):
+    if Chosen.type == "megatron":
+        pytest.skip("PEFT can't merge Megatron Core's layers; tests/parallel compares what they publish with torch's")
     learner = worker(qwen if tied else llama, lora=LORA, precision="float32")
     learner.update(whole(some_batch()), PolicyGradient())
     before = weights(learner)

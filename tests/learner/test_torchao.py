@@ -19,7 +19,7 @@ from tests.learner.parts import (
 from tests.tiny import tiny_qwen3
 from whet.base.errors import WhetError
 from whet.learner.config import OptimizerConfig
-from whet.learner.float8 import use_float8
+from whet.learner.precision import use_float8
 
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'whet[torchao]'")
 EIGHT = OptimizerConfig(lr=1e-2, weight_decay=0.1, warmup_steps=2, schedule="cosine", moments="8bit")

@@ -9,9 +9,9 @@ import whet as whet_api
 from tests.forks import whet
 from tests.rows import write_rows
 from tests.toy import read_settings, toy_recipe, toy_settings, write_settings
-from whet.base import digest as digests
-from whet.base.digest import digest, sha256, unchanged
+from whet.base import files as digests
 from whet.base.errors import DataError
+from whet.base.files import digest, sha256, unchanged
 from whet.config import dump_yaml
 from whet.lineage.exports import of_answers
 from whet.lineage.reading import inputs_of, record_run
@@ -93,6 +93,32 @@ def test_prepared_data_are_recorded_with_their_sources(
     assert found.maker.problems() == [
         f"counting: {raw} is missing",
         f"{shard} was changed since the prep wrote it",
+    ]
+
+
+def test_a_run_on_prepared_data_that_were_changed_says_so(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = write_rows(tmp_path / "raw.jsonl", [{"prompt": f"{i}?", "completion": f"{i}!"} for i in range(30)])
+    blend = {"sources": {"a": {"rows": {"type": "supervised", "path": str(raw)}}}, "shard_rows": 10, "validation": 0.3}
+    (tmp_path / "blend.yaml").write_text(json.dumps(blend))
+    prepared = tmp_path / "prepared"
+    assert whet("prep", str(tmp_path / "blend.yaml"), "--out", str(prepared)).returncode == 0
+    data = {"type": "supervised", "path": f"{prepared}/train-*.jsonl"}
+    settings = {"steps": 1, "algorithm": "sft", "model": str(tiny_model), "data": data}
+    recipe, run_folder = read_settings(settings), tmp_path / "run"
+    run_folder.mkdir()
+    (run_folder / "recipe.yaml").write_text(dump_yaml(recipe))
+    record_run(recipe, run_folder, 0)
+    assert not caplog.messages
+    first, second, *_ = sorted(prepared.glob("train-*.jsonl"))
+    first.write_text(first.read_text().replace("!", "?", 1))
+    second.unlink()
+    next(prepared.glob("validation-*.jsonl")).unlink()  # which this run doesn't read
+    record_run(recipe, run_folder, 0)
+    assert sorted(caplog.messages) == [
+        f"data.path: {first} was changed since the prep wrote it",
+        f"data.path: {second} is missing; the prep wrote it",
     ]
 
 

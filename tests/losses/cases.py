@@ -11,17 +11,16 @@ from tests.reference import preference as prefer
 from tests.reference.plain import Plain, PlainOutput
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.composite import PolicyLoss
-from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
-from whet.losses.divergences import JSD, Forward, Mixed, Reverse
+from whet.losses.distillation import JSD, DistillationLoss, Forward, Mixed, OnPolicyDistillationLoss, Reverse
 from whet.losses.dpo_forms import IPO, Hinge, Robust, Sigmoid
 from whet.losses.implicit_reward import ImplicitReward
 from whet.losses.kl import KL
 from whet.losses.policy_gradient import CISPOClip, GSPOClip, PPOClip, Reinforce
 from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 from whet.losses.reward_model import BradleyTerry, ScoreRegression
-from whet.losses.supervised import SFTLoss
 from whet.losses.trust_region import DPPOMask, GMPOClip, KLCovPenalty, SAPOGate
 from whet.losses.value import ValueLoss
+from whet.losses.weighted import SFTLoss
 
 Oracle = Callable[[Plain, PlainOutput, PlainOutput], list[float]]
 

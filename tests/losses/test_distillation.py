@@ -14,9 +14,16 @@ from tests.reference.plain import plain, plain_output
 from whet.config import Component
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import DIVERGENCES
-from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
-from whet.losses.divergences import JSD, Divergence, Forward, Mixed, Reverse
-from whet.losses.supervised import SFTLoss
+from whet.losses.distillation import (
+    JSD,
+    DistillationLoss,
+    Divergence,
+    Forward,
+    Mixed,
+    OnPolicyDistillationLoss,
+    Reverse,
+)
+from whet.losses.weighted import SFTLoss
 
 FORMS = [
     DistillationLoss(divergence=divergence, tail=tail)

@@ -12,8 +12,9 @@ from torch import Tensor
 from tests.tiny import tiny_llama
 from whet.base.errors import ConfigError
 from whet.engines.torch import prefix
-from whet.engines.torch.decode_attention import BLOCK, DecodeCache
+from whet.engines.torch.decode_attention import DecodeCache
 from whet.engines.torch.prefix import Prefix
+from whet.engines.torch.tiles import BLOCK
 from whet.models import device
 from whet.models.attention import forest as forest_attention
 from whet.models.attention.dense import AttentionSettings, fused_attention

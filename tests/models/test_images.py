@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.tiny import tiny_tokenizer
-from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_gemma, save_tiny_vision
+from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_vision
 from whet.base.errors import DataError, WhetError
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
@@ -15,17 +15,20 @@ from whet.core.images import placeholders
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.fetch.images import open_image
 from whet.learner.model import LearnerModel, build_whole
+from whet.models.attention.layout import ahead_in_runs
 from whet.models.config import LoraSettings, ModelConfig
 from whet.models.image_processor import load_processor
 from whet.models.loading import load_images, load_model, load_model_config, load_tokenizer
 
 RED, BLUE, TALL = picture("red"), picture("blue"), picture("green", 20, 40)
 CPU = torch.device("cpu")
+ALL: tuple[Family, ...] = (*FAMILIES, "qwen3_vl_moe")
+ROUNDED = {"qwen3_5": 1e-5}  # its linear attention computes in float32
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Family, Path]:
-    paths = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
+    paths = {family: tmp_path_factory.mktemp(family) for family in ALL}
     for family, path in paths.items():
         save_tiny_vision(path, family)
     return paths
@@ -62,7 +65,7 @@ def theirs(folder: Path, processor: Any, group: Group) -> list[torch.Tensor]:
             for message in branch.messages
             for content in [message["content"]]
         ]
-        text = processor.apply_chat_template(written, tokenize=False)
+        text = processor.tokenizer.apply_chat_template(written, tokenize=False)
         pictures = [open_image(part["url"]) for m in branch.messages for part in m["content"] if "url" in part]
         inputs = processor(text=text, images=pictures or None, add_special_tokens=False, return_tensors="pt")
         inputs["pixel_values"] = inputs["pixel_values"].double()
@@ -81,13 +84,16 @@ def theirs_model(folder: Path) -> Any:
     from transformers import AutoModelForImageTextToText
 
     if folder not in _MODELS:
-        _MODELS[folder] = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64).eval()
+        model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64)
+        if hasattr(model.config.get_text_config(), "num_experts"):
+            model.set_experts_implementation("eager")  # grouped products don't take float64
+        _MODELS[folder] = model.eval()
     _MODELS[folder].zero_grad()
     return _MODELS[folder]
 
 
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_log_probs_and_gradients_are_those_of_transformers(
     folders: dict[Family, Path], family: Family, share: bool
 ) -> None:
@@ -107,12 +113,14 @@ def test_log_probs_and_gradients_are_those_of_transformers(
         batch = Batch.from_groups([group], share_prompts=share)
         output = model(batch, frozenset())
         output.logprobs.sum().backward()
-        torch.testing.assert_close(output.logprobs[batch.trained_tokens].detach(), torch.cat(wanted))
+        close = {"rtol": ROUNDED[family], "atol": ROUNDED[family]} if family in ROUNDED else {}
+        torch.testing.assert_close(output.logprobs[batch.trained_tokens].detach(), torch.cat(wanted), **close)
         found = {name: p.grad for name, p in model.model.named_parameters() if p.grad is not None}
         assert any("vis" in name and "patch_embed" in name for name in found)
         for name, gradient in found.items():
+            far = 1e-5 if family in ROUNDED or family.startswith("gemma") else 1e-6  # norms round to float32
             torch.testing.assert_close(
-                gradient, oracle[name], msg=lambda text, name=name: f"{name}: {text}", rtol=1e-5, atol=1e-6
+                gradient, oracle[name], msg=lambda text, name=name: f"{name}: {text}", rtol=10 * far, atol=far
             )
     whole, parts = Batch.from_groups(groups, share_prompts=share), []
     together = model(whole, frozenset()).logprobs
@@ -120,7 +128,7 @@ def test_log_probs_and_gradients_are_those_of_transformers(
         part, tokens = whole.select(torch.tensor([sequence]))
         assert set(part.images) == {url for url in whole.images if url in repr(groups[int(whole.group[sequence])])}
         parts.append(model(part, frozenset()).logprobs[part.trained])
-        torch.testing.assert_close(parts[-1], together[tokens[part.trained]])
+        torch.testing.assert_close(parts[-1], together[tokens[part.trained]], **close)
 
 
 def theirs_model_gradients(folder: Path) -> list[tuple[str, torch.nn.Parameter]]:
@@ -177,7 +185,7 @@ def test_a_part_of_an_image_is_an_error(folder: Path) -> None:
         model(Batch.from_groups([group]), frozenset())
 
 
-@pytest.mark.parametrize("family", ["idefics3", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["idefics3", "qwen3_vl", "gemma3", "gemma4"])
 def test_a_frozen_tower_learns_nothing_and_the_layers_after_it_do(folders: dict[Family, Path], family: Family) -> None:
     folder = folders[family]
     model = build_whole(ModelConfig(path=str(folder), vision="frozen"), "float32", True, False, 0, CPU)
@@ -185,8 +193,9 @@ def test_a_frozen_tower_learns_nothing_and_the_layers_after_it_do(folders: dict[
         Batch.from_groups([answered(renderer_of(folder), [asked(RED)], "red")]), frozenset()
     ).logprobs.sum().backward()
     trained = {name for name, parameter in model.by_name() if parameter.grad is not None}
-    assert not any("vision_model" in name or "visual" in name for name in trained)
-    assert any("connector" in name for name in trained) == (family == "idefics3")  # Qwen's tower has them inside
+    assert not any("vision_model" in name or "visual" in name or "vision_tower" in name for name in trained)
+    between = any(part in name for name in trained for part in ("connector", "projector", "embed_vision"))
+    assert between == (family != "qwen3_vl")  # Qwen's tower has them inside
     assert any(".layers." in name for name in trained)
 
 
@@ -213,10 +222,32 @@ def test_adapters_are_in_the_decoder_only(folders: dict[Family, Path], family: F
     assert all("text_model" in name or "language_model" in name for name in names)
 
 
-def test_a_model_whose_images_attend_in_both_directions_is_refused(tmp_path: Path) -> None:
-    save_tiny_gemma(tmp_path)
+def test_a_model_whose_tokens_see_others_than_whet_thinks_is_refused(
+    folders: dict[Family, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig(path=str(folders["gemma3"]), vision="trained")
+    monkeypatch.setattr(load_images(config), "looks_ahead", None)
     with pytest.raises(WhetError, match=r"Gemma3\w+ can't be trained: .* \(it may attend to later tokens"):
-        load_model(ModelConfig(path=str(tmp_path), vision="trained"), dtype=torch.float32)
+        load_model(config, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(("family", "everywhere"), [("gemma3", True), ("gemma4", False)])
+def test_the_first_token_of_an_image_reads_its_last_one_in_some_layers(
+    folders: dict[Family, Path], family: Family, everywhere: bool
+) -> None:
+    config = ModelConfig(path=str(folders[family]), vision="trained")
+    tokens = [*range(3, 8), *load_images(config).tokens(RED), 9, 10]
+    of_image = torch.tensor(tokens) < 0
+    count = ahead_in_runs(of_image, [0, len(tokens) - 1])
+    first, size = int(of_image.nonzero()[0]), int(of_image.sum())
+    assert count[first : first + size].tolist() == list(reversed(range(size)))
+    assert int(count.sum()) == size * (size - 1) // 2
+    assert load_images(config).looks_ahead == ("everywhere" if everywhere else "in windows")
+
+
+def test_runs_of_image_tokens_end_where_their_segment_ends() -> None:
+    of_image = torch.tensor([True, True, False, True, True, True, False, True])
+    assert ahead_in_runs(of_image, [0, 5, 7]).tolist() == [1, 0, 0, 1, 0, 0, 0, 0]
 
 
 def test_a_model_without_a_processor_is_refused(tmp_path: Path) -> None:
@@ -251,3 +282,19 @@ def test_text_that_spells_the_mark_of_an_image_is_text(folder: Path) -> None:
 
 def load_images_mark(folder: Path) -> int:
     return load_images(ModelConfig(path=str(folder), vision="trained")).mark
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_is_folded_into_marks_and_images_in_their_order(folders: dict[Family, Path], family: Family) -> None:
+    renderer = renderer_of(folders[family])
+    images: Any = renderer.images
+    question = [asked(BLUE, RED, BLUE), {"role": "assistant", "content": "Blue"}, asked(TALL)]
+    prompt = renderer.render_prompt(question)
+    text, found = images.folded(prompt, [RED, TALL, BLUE])
+    assert found == [BLUE, RED, BLUE, TALL]
+    unfolded, following = [], iter(found)
+    for token in text:
+        unfolded += images.tokens(next(following)) if token == images.mark else [token]
+    assert unfolded == prompt
+    with pytest.raises(DataError, match="it was cut"):
+        images.folded(prompt[: max(place for place, token in enumerate(prompt) if token < 0)], [RED, TALL, BLUE])

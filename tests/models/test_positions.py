@@ -3,7 +3,7 @@
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from whet.models.positions import grid_positions
+from whet.models.image_processor import grid_positions
 
 GRIDS = [(2, 3), (4, 1), (1, 1)]
 # Parent, and content: a number of tokens of text, or the name of an image.

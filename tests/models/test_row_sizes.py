@@ -8,12 +8,12 @@ from tests.engines.test_torch_generator import DTYPES, PROMPTS, make, run, sampl
 from tests.tiny import tiny_llama
 from whet.engines.base import SamplingParams
 from whet.models.packed_linear import pack_linears
-from whet.models.row_sizes import ONE_SIZE, SIZES, FixedRows, fix_rows
+from whet.models.row_sizes import SIZES, FixedRows, fix_rows
 
 WEIGHT = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("sizes", [SIZES, ONE_SIZE], ids=str)
+@pytest.mark.parametrize("sizes", [SIZES, (64,), (16, 64)], ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 64, 65, 200, 256, 257, 600])
 def test_only_the_given_numbers_of_rows_are_computed(sizes: tuple[int, ...], rows: int) -> None:
     computed: list[int] = []

@@ -7,10 +7,19 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.learner.parts import SMALL, VOCABULARY, save_model
-from tests.tiny import tiny_deepseek, tiny_gemma, tiny_llama, tiny_mixtral, tiny_qwen3, tiny_qwen3_moe
-from tests.tiny_vision import save_tiny_vision
+from tests.tiny import tiny_deepseek, tiny_gemma, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3, tiny_qwen3_moe
+from tests.tiny_vision import Family, save_tiny_vision
 
+VISION: tuple[Family, ...] = ("idefics3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3")
 SIZES = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.4,
+}
 
 
 def save(folder: Path, model: PreTrainedModel) -> Path:
@@ -33,23 +42,26 @@ def one_sided(model: PreTrainedModel) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tiny models by name, with two layers unless the name says more: Llama with an untied head; Qwen3 with tied
-    embeddings and norms of queries and keys; Gemma 3 with sliding windows and norms that compute in float32; mixtures
-    of experts, of which DeepSeek's router computes in float32; two models that read images."""
+    """Tiny models by name, with two layers unless the name says more: Llama with an untied head; Qwen2 with biases;
+    Qwen3 with tied embeddings and norms of queries and keys; Gemma 3 with sliding windows and norms that compute in
+    float32; mixtures of experts, of which DeepSeek's router computes in float32; models that read images."""
     folder = tmp_path_factory.mktemp("models")
-    for family in ("idefics3", "qwen3_vl"):
+    for family in VISION:
         save_tiny_vision(folder / family, family)
     return {
-        "idefics3": folder / "idefics3",
-        "qwen3_vl": folder / "qwen3_vl",
+        **{family: folder / family for family in VISION},
         "llama": save(folder / "llama", tiny_llama(VOCABULARY, **SIZES)),
         "gemma": save(folder / "gemma", tiny_gemma(VOCABULARY, **SIZES)),
         "moe": save(folder / "moe", tiny_qwen3_moe(VOCABULARY, **SIZES, moe_intermediate_size=8)),
         "mixtral": save(folder / "mixtral", tiny_mixtral(VOCABULARY, **SIZES)),
         "two experts": save(folder / "two", tiny_mixtral(VOCABULARY, **SIZES, num_local_experts=2)),
         "deepseek": save(folder / "deepseek", tiny_deepseek(VOCABULARY, **SIZES)),
+        "deepseek, yarn": save(folder / "yarn", tiny_deepseek(VOCABULARY, **SIZES, rope_parameters=YARN)),
+        "deepseek, plain queries": save(folder / "plain", tiny_deepseek(VOCABULARY, **SIZES, q_lora_rank=None)),
+        "deepseek, dense": save(folder / "dense", tiny_deepseek(VOCABULARY, **SIZES, first_k_dense_replace=2)),
         "one-sided": save(folder / "one-sided", one_sided(tiny_deepseek(VOCABULARY, **SIZES))),
         "qwen": save(folder / "qwen", tiny_qwen3(VOCABULARY, **SIZES)),
+        "qwen2": save(folder / "qwen2", tiny_qwen2(VOCABULARY, **SIZES)),
         "llama of 5": save(folder / "llama of 5", tiny_llama(VOCABULARY, num_hidden_layers=5, **SIZES)),
         "qwen of 4": save(folder / "qwen of 4", tiny_qwen3(VOCABULARY, num_hidden_layers=4, **SIZES)),
     }

@@ -76,14 +76,32 @@ COMPILED = {
 }
 IMAGES = {
     "fsdp": ("qwen3_vl", FSDP, {"vision": "trained"}),
+    "an idle rank": ("qwen3_vl", FSDP, {"vision": "trained", "max_tokens": ENOUGH, "groups": 1}),
+    "tensor": ("qwen3_vl", TENSOR, {"vision": "trained"}),
+}
+"""One prompt of three has an image, so that some micro-batches have none."""
+MORE_IMAGES = {
     "fsdp, frozen, recomputed": ("idefics3", FSDP, {"vision": "frozen", "learner": RECOMPUTED}),
     "fsdp, lora": ("qwen3_vl", FSDP, {"vision": "frozen", "lora": True}),
     "replicas": ("idefics3", {"replicas": 2}, {"vision": "trained"}),
-    "an idle rank": ("qwen3_vl", FSDP, {"vision": "trained", "max_tokens": ENOUGH, "groups": 1}),
+    "expert": ("qwen3_vl_moe", FSDP | {"expert": 2}, {"vision": "trained"}),
+    "tensor, no sequence": ("qwen2_5_vl", TENSOR | {"sequence_parallel": False}, {"vision": "trained"}),
+    "tensor, frozen, recomputed": ("idefics3", TENSOR, {"vision": "frozen", "learner": RECOMPUTED}),
+    "tensor, lora": ("qwen3_vl", TENSOR, {"vision": "frozen", "lora": True}),
+    "tensor, expert": ("qwen3_vl_moe", TENSOR | {"expert": 2}, {"vision": "trained"}),
 }
-"""One prompt of three has an image, so that some micro-batches have none."""
+IMAGES_4 = {
+    "tensor and fsdp": ("qwen3_vl", BOTH, {"vision": "trained"}),
+    "tensor and replicas": ("idefics3", {"replicas": 2, "tensor": 2}, {"vision": "trained"}),
+    "tensor, fsdp, expert": ("qwen3_vl_moe", BOTH | {"expert": 2}, {"vision": "trained"}),
+}
 
-GEMMA = {"tensor": ("gemma", TENSOR, {}), "context": ("gemma", CONTEXT, {}), "lora": ("gemma", FSDP, {"lora": True})}
+GEMMA = {
+    "tensor": ("gemma", TENSOR, {}),
+    "tensor, images": ("gemma3", TENSOR, {"vision": "trained"}),
+    "context": ("gemma", CONTEXT, {}),
+    "lora": ("gemma", FSDP, {"lora": True}),
+}
 
 
 def test_a_reference_model_does_not_change(models):
@@ -99,9 +117,10 @@ def test_several_ranks_learn_the_same_as_one(models, table):
     check(models, table)
 
 
-def test_two_ranks_learn_the_same_from_images_as_one(models):
+@tables(IMAGES, MORE_IMAGES, IMAGES_4)
+def test_several_ranks_learn_the_same_from_images_as_one(models, table):
     """In the same micro-batches: an image is computed once in each, and norms round to float32."""
-    check(models, IMAGES, 1e-10, cut=True)
+    check(models, table, 1e-10, cut=True)
 
 
 @pytest.mark.slow

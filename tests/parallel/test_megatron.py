@@ -1,20 +1,34 @@
 """A learner of Megatron Core's layers learns the same as one of transformers' layers, in any layout over ranks: the
 contract of layouts and of checkpoints. Needs the extra ``megatron``."""
 
-import pytest
+from functools import partial
 
-from tests.parallel.cases import TOP_P
-from tests.parallel.comparing import check, tables
+import pytest
+import torch
+
+from tests.parallel.cases import ENOUGH, RECOMPUTED, TOP_P, Case, build_errors, train
+from tests.parallel.comparing import check, differences, tables
+from tests.parallel.conftest import YARN
+from tests.parallel.ranks import on_ranks
+from tests.tiny import tiny_deepseek, tiny_llama
+from whet.parallel.megatron.families import unsupported
 
 pytest.importorskip("megatron.core", reason="needs Megatron Core: pip install 'whet[megatron]'")
 
 MEGATRON = {"learner": {"type": "megatron"}}
 TENSOR, PIPELINE, CONTEXT = {"tensor": 2}, {"pipeline": 2}, {"context": 2}
+EXPERT, FSDP = {"expert": 2}, {"fsdp": 2}
+LORA = MEGATRON | {"lora": True}
 
 QUICK = {
     "tensor": ("qwen", TENSOR, MEGATRON | {"distribution": TOP_P}),
     "pipeline, tied": ("qwen", PIPELINE, MEGATRON),
     "context": ("llama", CONTEXT, MEGATRON),
+    "expert, in tensor": ("moe", TENSOR | EXPERT, MEGATRON),
+    "expert, in fsdp": ("mixtral", FSDP | EXPERT, MEGATRON),
+    "lora, tensor": ("llama", TENSOR, LORA),
+    "latent attention, tensor": ("deepseek, dense", TENSOR, MEGATRON),
+    "latent attention, lora, expert, in tensor": ("deepseek", TENSOR | EXPERT, LORA),  # its router is not trained
 }
 TWO = {
     "tensor, entropy": ("llama", TENSOR, MEGATRON | {"loss": "entropy"}),
@@ -24,15 +38,116 @@ TWO = {
     "pipeline, value": ("llama", PIPELINE, MEGATRON | {"loss": "value"}),
     "context, tied": ("qwen", CONTEXT, MEGATRON),
     "replicas": ("llama", {"replicas": 2}, MEGATRON),
-    "recomputed": ("qwen", TENSOR, {"learner": {"type": "megatron", "activation_checkpointing": True}}),
+    "recomputed": ("qwen", TENSOR, {"learner": MEGATRON["learner"] | RECOMPUTED}),
+    "expert, in tensor, recomputed": ("mixtral", TENSOR | EXPERT, {"learner": MEGATRON["learner"] | RECOMPUTED}),
+    "expert, in context": ("moe", CONTEXT | EXPERT, MEGATRON | {"loss": "entropy"}),
+    "experts, tensor": ("moe", TENSOR, MEGATRON),
+    "experts, pipeline": ("mixtral", PIPELINE, MEGATRON),
+    "experts, replicas": ("moe", {"replicas": 2}, MEGATRON),
+    "fsdp": ("llama", FSDP, MEGATRON),
+    "fsdp, tied, recomputed": ("qwen", FSDP, {"learner": MEGATRON["learner"] | RECOMPUTED}),
+    "fsdp, value": ("qwen", FSDP, MEGATRON | {"loss": "value"}),
+    "fsdp, an idle rank": ("llama", FSDP, MEGATRON | {"max_tokens": ENOUGH, "groups": 1}),
+    "fsdp, joined biases": ("qwen2", FSDP, MEGATRON),
+    "experts, fsdp": ("moe", FSDP, MEGATRON),
+    "expert, in fsdp, an idle rank": ("moe", FSDP | EXPERT, MEGATRON | {"max_tokens": ENOUGH, "groups": 1}),
+    "lora, tensor, no sequence": ("qwen", TENSOR | {"sequence_parallel": False}, LORA),
+    "lora, tensor, recomputed": ("qwen", TENSOR, LORA | {"learner": MEGATRON["learner"] | RECOMPUTED}),
+    "lora, fsdp": ("qwen2", FSDP, LORA),
+    "lora, context": ("qwen", CONTEXT, LORA),
+    "lora, pipeline": ("llama", PIPELINE, LORA),
+    "lora, value": ("llama", TENSOR, LORA | {"loss": "value"}),
+    "lora, experts": ("moe", TENSOR | EXPERT, LORA),
 }
 FOUR = {
     "tensor and pipeline": ("qwen", TENSOR | PIPELINE, MEGATRON),
     "tensor and context": ("llama", TENSOR | CONTEXT, MEGATRON),
     "tensor and replicas": ("qwen", TENSOR | {"replicas": 2}, MEGATRON),
+    "expert, tensor and pipeline": ("mixtral", TENSOR | PIPELINE | EXPERT, MEGATRON),
+    "expert, context and pipeline": ("moe", CONTEXT | PIPELINE | EXPERT, MEGATRON),
+    "expert, tensor and context": ("mixtral", TENSOR | CONTEXT | EXPERT, MEGATRON),
+    "expert 4, tensor and context": ("moe", TENSOR | CONTEXT | {"expert": 4}, MEGATRON),
+    "expert, tensor and replicas": ("moe", TENSOR | EXPERT | {"replicas": 2}, MEGATRON),
+    "fsdp and tensor": ("qwen", FSDP | TENSOR, MEGATRON),
+    "fsdp and tensor, joined biases": ("qwen2", FSDP | TENSOR, MEGATRON),
+    "fsdp and pipeline": ("qwen", FSDP | PIPELINE, MEGATRON),
+    "fsdp and replicas": ("llama", FSDP | {"replicas": 2}, MEGATRON),
+    "expert, fsdp and tensor": ("moe", FSDP | TENSOR | EXPERT, MEGATRON),
+    "expert, fsdp and pipeline": ("mixtral", FSDP | PIPELINE | EXPERT, MEGATRON),
+    "expert 4, fsdp and context": ("mixtral", FSDP | CONTEXT | {"expert": 4}, MEGATRON),
+    "lora, fsdp and tensor": ("qwen", FSDP | TENSOR, LORA),
+    "lora, pipeline and tensor": ("qwen", PIPELINE | TENSOR, LORA),
+    "lora, fsdp and expert": ("mixtral", {"fsdp": 4} | EXPERT, LORA),
+}
+RECOMPUTING = {"learner": MEGATRON["learner"] | RECOMPUTED}
+LATENT_TWO = {
+    "expert, in tensor": ("deepseek", TENSOR | EXPERT, MEGATRON),
+    "tensor, lora": ("deepseek", TENSOR, LORA),
+    "tensor, entropy, recomputed": ("deepseek", TENSOR, RECOMPUTING | {"loss": "entropy"}),
+    "tensor, queries without latents": ("deepseek, plain queries", TENSOR, MEGATRON),
+    "tensor, yarn": ("deepseek, yarn", TENSOR, MEGATRON),
+    "experts that no token reaches": ("one-sided", TENSOR | EXPERT, MEGATRON),
+    "pipeline": ("deepseek", PIPELINE, MEGATRON),
+    "context": ("deepseek", CONTEXT | EXPERT, MEGATRON),
+    "fsdp": ("deepseek", FSDP, MEGATRON),
+    "expert, in fsdp, value": ("deepseek", FSDP | EXPERT, MEGATRON | {"loss": "value"}),
+    "expert, in fsdp, lora": ("deepseek", FSDP | EXPERT, LORA),
+    "replicas": ("deepseek", {"replicas": 2}, MEGATRON),
+}
+LATENT_FOUR = {
+    "tensor and pipeline": ("deepseek", TENSOR | PIPELINE | EXPERT, MEGATRON),
+    "tensor and context": ("deepseek", TENSOR | CONTEXT | {"expert": 4}, MEGATRON),
+    "fsdp and tensor": ("deepseek", FSDP | TENSOR | EXPERT, MEGATRON),
+    "fsdp and tensor, lora": ("deepseek", FSDP | TENSOR, LORA),
 }
 
 
 @tables(QUICK, TWO, FOUR)
 def test_it_learns_the_same_as_torch(models, table):
     check(models, table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", [LATENT_TWO, LATENT_FOUR], ids=["two ranks", "four ranks"])
+def test_a_router_that_computes_in_float32_learns_nearly_the_same(models, table):
+    check(models, table, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "more"), [("moe", MEGATRON), ("mixtral", MEGATRON), ("llama", LORA), ("qwen2", LORA), ("moe", LORA)]
+)
+def test_one_rank_learns_the_same_as_torch(models, model, more):
+    case = Case(models[model], **more)
+    assert not list(differences(train("", 0, case.one_rank()), [train("", 0, case)], case, 1e-12))
+
+
+@pytest.mark.parametrize("more", [MEGATRON, LORA])
+def test_one_rank_with_latent_attention_scores_the_same_to_the_last_bit(models, more):
+    """The router's float32 shows only in gradients and weights."""
+    case = Case(models["deepseek, yarn"], **more)
+    alone, found = train("", 0, case.one_rank()), train("", 0, case)
+    assert not list(differences(alone, [found], case, 1e-6))
+    assert all(torch.equal(found.scored[name], column) for name, column in alone.scored.items())
+
+
+def test_what_cannot_be_split_is_refused_on_every_rank(models):
+    without = {"tensor": 2, "sequence_parallel": False}
+    layouts = {"llama": TENSOR | EXPERT, "moe": without, "deepseek, dense": without}
+    for messages in on_ranks(2, build_errors, [Case(models[name], layouts[name], **MEGATRON) for name in layouts]):
+        assert "LlamaModel has no experts to split; set parallel.expert to 1" in messages[0]
+        assert "is a mixture of experts" in messages[1]
+        assert "parallel.sequence_parallel must be true" in messages[1]
+        assert "deepseek_v3 has latent attention, whose latents each rank computes for its own tokens" in messages[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (partial(tiny_deepseek, rope_interleave=False), "rope_interleave = False"),
+        (partial(tiny_deepseek, attention_bias=True), "attention_bias = True"),
+        (partial(tiny_deepseek, rope_parameters={**YARN, "rope_type": "linear"}), "rope_type = linear"),
+        (partial(tiny_llama, rope_parameters=YARN), "rope_type = yarn"),
+    ],
+)
+def test_settings_of_a_model_that_its_layers_do_not_have_are_named(model, words):
+    assert unsupported(model().config) == words

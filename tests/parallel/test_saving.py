@@ -75,6 +75,8 @@ MIXED = {
     "expert and fsdp": ("moe", {"fsdp": 4, "expert": 2}),
     "expert and replicas": ("moe", {"replicas": 2, "fsdp": 2, "expert": 2}),
     "megatron, tied": ("qwen", {"pipeline": 2, "tensor": 2}, MEGATRON),
+    "megatron, experts": ("moe", {"context": 2, "tensor": 2, "expert": 2}, MEGATRON),
+    "megatron, latent attention": ("one-sided", {"fsdp": 2, "tensor": 2, "expert": 2}, MEGATRON),
 }
 
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from whet.pipeline.commands import Command
+from whet.pipeline.config import load_pipeline
 from whet.pipeline.execute import Outcome, execute
 from whet.pipeline.graph import build
 from whet.pipeline.job import Job
-from whet.pipeline.load import load_pipeline
 from whet.pipeline.plan import selected
 
 PIPELINE = """\

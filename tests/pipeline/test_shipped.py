@@ -8,8 +8,8 @@ import pytest
 from tests.forks import whet
 from whet.config.loading import recipe_names
 from whet.pipeline import checks, graph
-from whet.pipeline.config import SHIPPED
-from whet.pipeline.load import load_pipeline
+from whet.pipeline.config import SHIPPED, load_pipeline
+from whet.shells.local import _problem
 
 NAMES = recipe_names(SHIPPED)
 
@@ -87,3 +87,11 @@ def test_pictures(tmp_path: Path) -> None:
     assert stages["sft"]["values"].keys() >= {"loss", "loss_before"}
     assert stages["result"]["values"].keys() >= {"accuracy", "against/accuracy"}
     assert (tmp_path / "rl.best/processor_config.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(_problem()), reason=f"this system can't isolate commands: {_problem()}")
+def test_shell(tmp_path: Path) -> None:
+    stages = finished("shell", tmp_path)
+    assert stages["sft"]["values"]["loss"] < stages["sft"]["values"]["loss_before"]
+    assert stages["result"]["values"].keys() >= {"accuracy", "against/accuracy", "difference_low", "difference_high"}

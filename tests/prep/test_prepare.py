@@ -11,6 +11,8 @@ from tests.forks import whet
 from tests.rows import write_rows
 from whet.base.errors import DataError
 from whet.config import RecipeError, load
+from whet.data.row import read_rows
+from whet.data.row_kinds import Conversation
 from whet.prep import prepare as module
 from whet.prep.config import PrepConfig
 from whet.prep.contamination import Contamination
@@ -74,7 +76,7 @@ def test_what_is_up_to_date_is_not_written_again(tmp_path: Path) -> None:
     written = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert prepare(settings, out) == first
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == written
-    with pytest.raises(DataError, match="holds data of other settings or other files; replace it with --force"):
+    with pytest.raises(DataError, match=r"was prepared otherwise .*a\.jsonl has changed.*; replace it with --force"):
         prepare(config(tmp_path, {"a": texts(0, 8)}), out)
     assert prepare(config(tmp_path, {"a": texts(0, 8)}), out, force=True).sources["a"].read == 8
     (out / "train-00000.jsonl").write_text("{}\n")
@@ -86,6 +88,19 @@ def test_what_is_up_to_date_is_not_written_again(tmp_path: Path) -> None:
     (out / FILE).write_text("{")
     with pytest.raises(DataError, match=r"manifest.json is damaged"):
         prepare(settings, out)
+
+
+def test_data_that_were_prepared_otherwise_are_refused_with_the_difference(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(config(tmp_path, {"a": texts(0, 9)}), out)
+    with pytest.raises(DataError, match=r"otherwise \(validation was 0\.02 and is 0\.2\); replace it with --force"):
+        prepare(config(tmp_path, {"a": texts(0, 9)}, validation=0.2), out)
+    with pytest.raises(DataError, match=r"otherwise \(.*a\.jsonl has changed\); replace"):
+        prepare(config(tmp_path, {"a": texts(0, 10)}), out)
+    with pytest.raises(DataError, match=r"otherwise \(sources\.b\S* was absent and is .*\); replace"):
+        prepare(config(tmp_path, {"a": texts(0, 9), "b": texts(9, 9)}), out)
+    with pytest.raises(DataError, match=r"blend\.yaml is a file; --out names the folder to write"):
+        prepare(config(tmp_path, {"a": texts(0, 9)}), tmp_path / "blend.yaml")
 
 
 def test_a_folder_of_other_files_is_not_touched(tmp_path: Path) -> None:
@@ -151,6 +166,41 @@ def test_pairs_and_scores_keep_their_fields(tmp_path: Path) -> None:
     assert read(tmp_path / "s", "train")[0]["score"] == 1.5
     with pytest.raises(RecipeError, match=r"rows of several kinds, .*a: prompt, chosen, rejected; b: messages"):
         config(tmp_path, {"a": pairs, "b": texts(0, 3)})
+
+
+def test_other_columns_are_kept_and_counted_and_rewards_and_rows_find_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{**row, "id": i, "level": {"hard": i % 2 == 0}} for i, row in enumerate(texts(0, 20))]
+    rows += [{**rows[0], "id": 99}]  # a duplicate: other columns are not compared
+    rows[1]["source"], rows[2]["note"] = "a book", "half of a pair: \ud800"
+    manifest = prepare(config(tmp_path, {"a": rows}, validation=0.0), tmp_path / "out")
+    tally = manifest.sources["a"]
+    assert (tally.kept, tally.dropped) == (20, {"duplicate": 1})
+    assert tally.columns == {"id": 21, "level": 21, "source": 1}
+    assert tally.left_out == {"note": 1}, "no file in UTF-8 can hold it"
+    written = read(tmp_path / "out", "train")
+    assert list(written[0]) == ["messages", "id", "level", "source"]
+    assert [row["source"] for row in written[:3]] == ["a", "a book", "a"]
+    path = f"{tmp_path}/out/train-*.jsonl"
+    assert [row.model_extra for row in read_rows(path, Conversation)][2] == {
+        "id": 2,
+        "level": {"hard": True},
+        "source": "a",
+    }
+    reward = "tests.prep.test_prepare:by_level"
+    task = next(
+        task for task in FunctionTasks(path=path, reward=reward, test_size=2).tasks("train") if task.columns["id"] == 4
+    )
+    assert asyncio.run(FunctionTasks(path=path, reward=reward).grade(task, "?")) == 5
+    fewer = config(tmp_path, {"a": rows}, a={"keep_columns": ["id", "levle"]}, validation=0.0)
+    assert prepare(fewer, tmp_path / "fewer").sources["a"].left_out == {"level": 21, "source": 1, "note": 1}
+    assert set(read(tmp_path / "fewer", "train")[1]) == {"messages", "id", "source"}
+    assert "sources.a.keep_columns: no row has the column 'levle'. Did you mean 'level'?" in caplog.text
+
+
+def by_level(answer: str, id: int, level: dict[str, bool]) -> float:
+    return id + level["hard"]
 
 
 def test_too_many_wrong_rows_stop_a_source(tmp_path: Path) -> None:
@@ -238,7 +288,7 @@ def test_rows_of_prompts_keep_their_columns(tiny_model: Path, tmp_path: Path) ->
         load(PrepConfig, tmp_path / "blend.yaml")
     source["rows"]["columns"]["answer"] = "result"
     (tmp_path / "blend.yaml").write_text(json.dumps(blend))
-    with pytest.raises(DataError, match=r"columns.answer = 'result' is not a column of this row \(prompt, solution"):
+    with pytest.raises(DataError, match=r"the row has no 'result' \(columns.answer\); it has question, solution"):
         prepare(load(PrepConfig, tmp_path / "blend.yaml").value, tmp_path / "other")
 
 
@@ -289,7 +339,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert manifest.problems(out) == []
     again = whet("prep", blend, "--out", str(out))
     assert again.returncode == 1
-    assert "it holds data of other settings or other files; replace it with --force" in again.stderr
+    assert "(other files, or another --sample); replace it with --force" in again.stderr
     few = whet("prep", blend, "--out", str(tmp_path / "few"), "--sample", "1", "validation=0.0001")
     assert "warning: validation has no rows: validation = 0.0001 of 1 rows is too little" in few.stdout
     forced = whet("prep", blend, "--out", str(out), "--force")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,26 @@ def test_the_same_answers_whatever_runs_beside_them(tiny_model: Path) -> None:
     assert wide.low <= wide.accuracy <= wide.high
 
 
-def test_an_environment_that_recovers_costs_nothing(tiny_model: Path) -> None:
+def test_an_environment_that_recovers_costs_nothing_but_a_line(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert (
         measured(tiny_model, Flaky(failures=FAILING_TWICE, met={})).reward == measured(tiny_model, Lowercase()).reward
     )
+    (said,) = warnings(caplog)
+    assert "repeated with success: 24 x ConnectionError:" in said
 
 
-def test_an_environment_that_stays_away_is_an_error_not_a_zero(tiny_model: Path) -> None:
+def test_an_environment_that_stays_away_is_an_error_not_a_zero(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(DataError, match=r"evaluation of toy/test/\d+ failed.*the grader is away"):
         measured(tiny_model, Flaky(failures=FAILING_TWICE, met={}), retries=0)
+    assert not warnings(caplog), "the error alone says it"
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_an_evaluation_that_hangs_meets_its_deadline(tiny_model: Path) -> None:

@@ -26,7 +26,7 @@ def trained(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("protocol", ["vllm", "sglang"])
-@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("max_staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_recipe_trains_on_two_servers_and_every_refit_is_proven(
     tiny_model: Path, tmp_path: Path, protocol: str, max_staleness: int
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +13,15 @@ import whet
 from tests.toy import toy_recipe
 from whet.algorithms.grpo import GRPO
 from whet.base.errors import ConfigError, DataError, WhetError
+from whet.base.progress import PROGRESS
+from whet.checkpoint.config import CheckpointConfig
+from whet.checkpoint.store import CheckpointStore
 from whet.config import RecipeError
 from whet.core.types import Task
 from whet.data.in_memory import as_rows, write_rows
 from whet.run.from_rows import RowFiles
 from whet.show.result import Result
+from whet.tasks.episodes import graded as tasks_graded
 from whet.tasks.functions import FunctionTasks, name_of
 from whet.tasks.prompts import Prompts
 
@@ -38,8 +43,10 @@ def graded(function, said: str = "abc", **columns):
     return asyncio.run(FunctionTasks(path="x", reward=name_of(function)).grade(task, said))
 
 
-def test_rows_and_a_function_make_a_run(tiny_model: Path, tmp_path: Path) -> None:
+def test_rows_and_a_function_make_a_run(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = whet.train(model=str(tiny_model), data=ROWS, reward=lowercase, steps=2, folder=tmp_path / "run", **SMALL)
+    assert capsys.readouterr().err.count("evaluation/accuracy is the share of rewards above 0") == 1
+    assert CheckpointStore(tmp_path / "run/checkpoints", CheckpointConfig(best_metric="evaluation/reward")).best() == 2
     assert [line["step"] for line in result.metrics] == [1, 2]
     assert [line["step"] for line in result.evaluations] == [0, 2]
     assert result.evaluations[0]["evaluation/n"] == 2, "a tenth of the rows is held out"
@@ -48,7 +55,9 @@ def test_rows_and_a_function_make_a_run(tiny_model: Path, tmp_path: Path) -> Non
     assert os.fspath(result) == str(tmp_path / "run")
     assert list(result.table().index) == [1, 2]
     assert result.model().config.vocab_size >= len(result.tokenizer())
-    assert result.evaluate(limit=1).n == 1  # type: ignore[union-attr]
+    report = result.evaluate(limit=1)
+    assert report.n == 1  # type: ignore[union-attr]
+    assert "Trajectory" not in repr(report)
     assert whet.resume(result, "steps=3").metrics[-1]["step"] == 3
 
 
@@ -65,6 +74,25 @@ def test_data_may_be_of_any_usual_kind(kind: str, tiny_model: Path, tmp_path: Pa
     given = {"model": str(tiny_model), "data": data, "reward": scored, "folder": tmp_path / "run"}
     result = whet.train("data.test_size=4", steps=1, **given, **settings)
     assert result.metrics[0]["accuracy"] == 1
+
+
+def test_the_progress_of_updates_is_that_of_learning(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, begin = list[str](), PROGRESS.begin
+    monkeypatch.setattr(PROGRESS, "begin", lambda activity: (shown.append(activity), begin(activity)))
+    settings = {**SMALL, "evaluation": {"enabled": False}, "checkpoints": {"every": 0}}
+    whet.train(model=tiny_model, data=ROWS, reward=lowercase, steps=1, folder=tmp_path / "run", **settings)
+    first = shown.index("sampling")
+    assert shown[first:][:5] == [
+        "sampling", "learning", "computing log-probs", "learning", "publishing the weights",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "why"), [(-1, "steps: expected at least 0, got the number -1"), (0, "set steps")])
+def test_a_wrong_argument_is_named_as_one(tiny_model: Path, tmp_path: Path, steps: int, why: str) -> None:
+    with pytest.raises(RecipeError, match=f"^the arguments of whet.train: {why}"):
+        whet.train(model=tiny_model, data=ROWS, reward=lowercase, steps=steps, folder=tmp_path / "run", **SMALL)
 
 
 def test_the_first_parameter_is_the_models_answer_and_others_are_columns() -> None:
@@ -113,6 +141,17 @@ def test_functions_are_found_by_name_where_they_can_be_imported() -> None:
         asyncio.run(FunctionTasks(path="x", reward="__main__:elsewhere").grade(Task("t", []), "a"))
 
 
+@pytest.mark.parametrize("value", [float("nan"), None, "good", [1.0]])
+def test_a_reward_that_is_no_number_is_blamed_on_the_function(value: object) -> None:
+    def wrong(text: str) -> object:
+        return value
+
+    data = FunctionTasks(path="x", reward=name_of(wrong))
+    place = rf"the reward function wrong \({Path(__file__)}:\d+\) of task 't' is {re.escape(repr(value))}"
+    with pytest.raises(DataError, match=f"the reward returned by {place}; it must be a finite number"):
+        asyncio.run(tasks_graded(data, Task("t", []), "an answer"))
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     given = {"model": "smollm2-135m-instruct", "data": ROWS, "reward": lowercase, "folder": tmp_path / "run"}
     with pytest.raises(DataError, match=r"row 1 of data: field 'prompt' is missing \(fields of this row: question"):
@@ -142,6 +181,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         asyncio.run(FunctionTasks(path="x", reward="nowhere:reward").grade(Task("t", []), "a"))
     with pytest.raises(ConfigError, match=r"test_train_on_rows .* has no 'lowercas'.*Did you mean 'lowercase'"):
         FunctionTasks(path="not there", reward=f"{__name__}:lowercas").tasks("train")
+    with pytest.raises(ConfigError, match=r"'my_rewards\.py' names a file; name what it holds, as in my_"):
+        FunctionTasks(path="not there", reward="my_rewards.py").tasks("train")
+    with pytest.raises(ConfigError, match=r"there is no file .*; set data\.reward=FILE\.py:FUNCTION"):
+        FunctionTasks(path="not there", reward="your_rewards.py:reward").tasks("train")
     assert not (tmp_path / "run").exists(), "nothing is left of what could not begin"
 
 
@@ -151,9 +194,10 @@ def test_a_reward_that_raises_is_reported_once_with_its_line(
     def broken(answer: str) -> float:
         return answer.nope  # type: ignore[attr-defined]
 
-    with pytest.raises(WhetError, match=r"(?s)test_train_on_rows\.py.*answer\.nope.*AttributeError"):
+    with pytest.raises(WhetError, match=r"(?s)test_train_on_rows\.py.*answer\.nope.*AttributeError") as caught:
         whet.train(model=tiny_model, data=ROWS, reward=broken, steps=1, folder=tmp_path / "run", **SMALL)
-    assert capsys.readouterr().err.count("AttributeError: 'str' object has no attribute 'nope'") == 1
+    said = capsys.readouterr().err + str(caught.value)
+    assert said.count("AttributeError: 'str' object has no attribute 'nope'") == 1
 
 
 def test_rows_of_answers_need_no_reward(tiny_model: Path, tmp_path: Path) -> None:
@@ -167,6 +211,15 @@ def test_rows_of_answers_need_no_reward(tiny_model: Path, tmp_path: Path) -> Non
     assert result.recipe.algorithm.__class__.__name__ == "DPO"
     with pytest.raises(ConfigError, match="evaluate\\(\\) has no setting 'samples' here; it has: limit, split"):
         result.evaluate(samples=3)
+
+
+def test_all_given_test_rows_are_evaluated_and_equal_prompts_are_one_task(tmp_path: Path) -> None:
+    many = [{"prompt": f"{n}?"} for n in range(150)]
+    assert RowFiles(ROWS, many, lowercase).recipe(tmp_path)["data"]["test_size"] == 150
+    assert RowFiles(many, None, lowercase).recipe(tmp_path)["data"]["test_size"] == 15
+    alike = RowFiles([{"prompt": "Write a joke."}] * 40, None, lowercase).recipe(tmp_path)
+    assert alike["data"]["test_size"] == 0, "one task can't be held out"
+    assert alike["evaluation"] == {"enabled": False}
 
 
 def test_published_forms_of_conversations_are_recognized() -> None:

@@ -28,6 +28,13 @@ for name in null zero urandom; do touch dev/$name; mount --bind /dev/$name dev/$
 ln -s /proc/self/fd dev/fd; ln -s /proc/self/fd/0 dev/stdin; ln -s /proc/self/fd/1 dev/stdout
 ln -s /proc/self/fd/2 dev/stderr
 mount -t proc proc proc
+for folder in $IMAGE/*/; do
+  if [ -d "$folder" ]; then mkdir -p ./$(basename $folder); mount --rbind $folder ./$(basename $folder); fi
+done
+for volume in $VOLUMES; do
+  place=.${volume#*:}; place=${place%:ro}; mkdir -p $place; mount --bind ${volume%%:*} $place
+done
+python3 -c 'import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 1))'
 for folder in $FOLDERS; do mkdir -p .$folder; mount -t tmpfs -o mode=1777,size=$SIZE tmpfs .$folder; done
 mount -o remount,ro,bind usr; mount -o remount,ro stub .
 pivot_root . old && umount -l old
@@ -41,7 +48,13 @@ def run(given: argparse.Namespace, command: list[str]) -> int:
     users = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     process = subprocess.Popen(
         ["unshare", *users, *NAMESPACES, "--fork", "--kill-child", "bash", "-c", SETUP, "stub", *command],
-        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "FOLDERS": " ".join(folders), "SIZE": size},
+        env={
+            "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+            "FOLDERS": " ".join(folders),
+            "SIZE": size,
+            "VOLUMES": " ".join(given.volume),
+            "IMAGE": str(STATE / "images" / given.rest[0]),  # what was built; nothing for this machine's programs
+        },
         start_new_session=True,
     )
     place = STATE / given.name
@@ -52,6 +65,25 @@ def run(given: argparse.Namespace, command: list[str]) -> int:
     status = process.wait()
     shutil.rmtree(place, ignore_errors=True)
     return status
+
+
+def build(name: str, context: Path) -> int:
+    """Follow WORKDIR, COPY . . and RUN of a Dockerfile; a command runs on this machine, in the work folder."""
+    place, work = STATE / "images" / name, "/"
+    for line in (context / "Dockerfile").read_text().splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "WORKDIR":
+            work = rest
+            (place / work[1:]).mkdir(parents=True, exist_ok=True)
+        elif word == "COPY":
+            shutil.copytree(context, place / work[1:], dirs_exist_ok=True)
+        elif word == "RUN" and subprocess.run(["bash", "-c", rest], cwd=place / work[1:]).returncode:
+            print(f"Error: building at STEP {line!r}", file=sys.stderr)
+            shutil.rmtree(place)
+            return 1
+    with (STATE / "images/built").open("a") as log:
+        log.write(f"{name}\n")
+    return 0
 
 
 def inner(name: str) -> str | None:
@@ -96,7 +128,16 @@ def main(arguments: list[str]) -> int:
         started.add_argument(flag, action="store_true", required=True)
     for option in ("--pull", "--name", "--network", "--user", "--memory", "--memory-swap", "--pids-limit"):
         started.add_argument(option, required=True)
-    for option in ("--tmpfs", "--label", "--cap-drop", "--cap-add", "--security-opt", "--ulimit", "--entrypoint"):
+    for option in (
+        "--tmpfs",
+        "--label",
+        "--cap-drop",
+        "--cap-add",
+        "--security-opt",
+        "--ulimit",
+        "--entrypoint",
+        "--volume",
+    ):
         started.add_argument(option, action="append", default=[])
     executed = commands.add_parser("exec", allow_abbrev=False)
     executed.add_argument("--interactive", action="store_true")
@@ -112,6 +153,10 @@ def main(arguments: list[str]) -> int:
     for inspecting in (shown, image):
         inspecting.add_argument("--format")
     commands.add_parser("kill", allow_abbrev=False)
+    building = commands.add_parser("build", allow_abbrev=False)
+    building.add_argument("--quiet", action="store_true")
+    building.add_argument("--tag", required=True)
+    building.add_argument("context", type=Path)
     removed = commands.add_parser("rm", allow_abbrev=False)
     removed.add_argument("--force", action="store_true")
     removed.add_argument("--volumes", action="store_true")
@@ -128,9 +173,11 @@ def main(arguments: list[str]) -> int:
         case "inspect":
             print(json.loads((STATE / given.rest[0] / "labels").read_text())[given.format.split('"')[1]])
         case "image":
-            if given.rest != ["programs"]:
+            if given.rest != ["programs"] and not (STATE / "images" / given.rest[0]).is_dir():
                 print(f"Error response from daemon: No such image: {given.rest[0]}", file=sys.stderr)
                 return 1
+        case "build":
+            return build(given.tag, given.context)
         case _:
             return end(given.rest[0])
     return 0

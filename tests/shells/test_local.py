@@ -111,8 +111,12 @@ def test_a_machine_that_cannot_isolate_is_refused_in_words(monkeypatch: pytest.M
     monkeypatch.setattr(module, "_problem", lambda: "unshare: Operation not permitted")
     with pytest.raises(ConfigError, match="user namespaces, a whole /proc, and bash"):
         Local().check()
-    with pytest.raises(ConfigError, match="not a folder outside of /tmp"):
-        Local(readable=("/tmp",)).check()
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "/no/such/folder", "within /tmp"])
+def test_a_folder_that_the_runtime_has_itself_is_not_readable_from_the_machine(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a folder outside of /tmp, /work, /tests and /logs"):
+        Local(readable=(str(tmp_path) if folder == "within /tmp" else folder,)).check()
 
 
 SCRIPT = """

@@ -30,8 +30,8 @@ pytestmark = pytest.mark.skipif(bool(_problem()), reason=f"this system can't iso
 
 
 @contextmanager
-def served(**settings: object) -> Iterator[RuntimeServer]:
-    server = RuntimeServer(ShellServer(port=0, runtime=Local(limits=LIMITS), **settings), TOKEN)  # type: ignore[arg-type]
+def served(limits: ShellLimits = LIMITS, **settings: object) -> Iterator[RuntimeServer]:
+    server = RuntimeServer(ShellServer(port=0, runtime=Local(limits=limits), **settings), TOKEN)  # type: ignore[arg-type]
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
@@ -87,6 +87,7 @@ OPEN = Message({"limits": LIMITS.model_dump()}).packed()
         ("/open", b'{"limits": {"memory_mib": 1}}', TOKEN, 400, "limits.memory_mib: Input should be greater"),
         ("/open", b'{"limits": {"memory_mib": 9999}}', TOKEN, 400, "limits.memory_mib = 9999 is above 256"),
         ("/open", b"x" * 9_500_000, TOKEN, 413, "a request has at most"),
+        ("/link", b'{"key": "0"}', TOKEN, 404, "there is no open runtime with this key"),
         ("/run", b"{}", TOKEN, 400, "the first request of a connection must be POST /open"),
     ],
 )
@@ -123,6 +124,25 @@ def test_an_episode_waits_for_the_end_of_another(server: RuntimeServer) -> None:
     for runtime in opened[1:]:
         runtime.close()
     assert eventually(lambda: server._runtimes == 0)
+
+
+def test_a_run_that_is_lost_during_a_command_ends_it(server: RuntimeServer) -> None:
+    runtime, failures = Remote(url=server.url, limits=LIMITS).open(), list[RuntimeFailure]()
+
+    def run() -> None:
+        try:
+            runtime.run("sleep 31538")
+        except RuntimeFailure as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert eventually(lambda: subprocess.run(["pgrep", "-f", "^sleep 31538"], check=False).returncode == 0)
+    runtime.close()
+    assert eventually(lambda: server._runtimes == 0)
+    assert eventually(lambda: subprocess.run(["pgrep", "-f", "^sleep 31538"], check=False).returncode == 1)
+    thread.join(60)
+    assert len(failures) == 1
 
 
 def test_a_killed_run_leaves_no_runtime_on_the_server(server: RuntimeServer) -> None:
@@ -162,7 +182,7 @@ def test_a_server_that_ends_is_a_failure_and_never_an_output() -> None:
 
 def test_connections_that_send_nothing_are_closed_and_keep_nobody_out(server: RuntimeServer) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("whet.shells.serving._PATIENCE_S", 0.5)
+        patch.setattr("whet.shells.serving_connection._PATIENCE_S", 0.5)
         silent = [socket.create_connection(("127.0.0.1", server.server_address[1]), 60) for _ in range(50)]
         assert eventually(lambda: server._connections >= 50 or not all(map(_is_open, silent)))
     for connection in silent[:25]:

@@ -89,4 +89,19 @@ def test_the_command(tmp_path: Path) -> None:
         failed = whet("runs", *words)
         assert failed.returncode == 2
         assert problem in failed.stderr
-    assert find_runs(tmp_path) == []
+    assert find_runs(tmp_path / "runs" / "a") == []
+    rows = json.loads(whet("runs", str(tmp_path / "runs"), "--json").stdout)
+    assert [row["state"] for row in rows] == ["finished", "stopped", "damaged"]
+    assert "metrics.jsonl" in rows[2]["problem"]
+
+
+def test_the_stages_of_a_pipeline_are_listed_and_long_keys_are_whole(tmp_path: Path) -> None:
+    first = made(tmp_path / "a", 0.5, algorithm={"loss": {"surrogate": {"clip_high": 0.2, "clip_low": 0.2}}})
+    stage = made(tmp_path / "own-tiny" / "sft", 0.5)
+    made(first / "copy", 0.5)  # in the folder of a run: a part of it
+    assert set(find_runs(tmp_path)) == {first, stage}
+    wide, narrow = Console(file=StringIO(), width=120), Console(file=StringIO(), width=60)
+    print_runs(tmp_path, wide)
+    assert "own-tiny/sft" in wide.file.getvalue()  # type: ignore[attr-defined]
+    print_comparison(RunState.of(first), RunState.of(stage), narrow)
+    assert "…" not in narrow.file.getvalue()  # type: ignore[attr-defined]

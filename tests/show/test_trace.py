@@ -6,10 +6,9 @@ import json
 import pytest
 
 from whet.base.errors import DataError, WhetError
-from whet.metrics.clock import Played
+from whet.metrics.clock import FILE as EPISODES
+from whet.metrics.clock import Played, read_played, write_played
 from whet.metrics.sinks.jsonl import FILE, JSONLSink
-from whet.metrics.timeline import FILE as EPISODES
-from whet.metrics.timeline import read_played, write_played
 from whet.show.trace import write_trace
 
 

@@ -1,4 +1,5 @@
 import io
+import json
 import unicodedata
 
 import pytest
@@ -8,7 +9,7 @@ from tests.show.runs import record
 from whet.base.errors import DataError
 from whet.base.escaping import escape_controls
 from whet.metrics.rollout_file import RolloutRecord
-from whet.show.view import level, select, view
+from whet.show.view import as_json, level, select, view
 
 BIDI_CONTROLS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
@@ -29,6 +30,14 @@ def test_only_and_sort_choose_what_is_shown(run_folder):
     assert "2 of 5 rollouts" in text
     assert text.index("#2") < text.index("#0")
     assert "No rollout matches." in shown(run_folder, only="failed")
+
+
+def test_the_same_rollouts_are_values_of_json(run_folder):
+    chosen = json.loads(json.dumps(as_json(run_folder, None, None, "mismatch", "correct")))
+    assert [row["sample"] for row in chosen] == [2, 0]
+    assert {row["step"] for row in chosen} == {8}
+    assert len(chosen[0]["tokens"]) == len(chosen[0]["logprobs"]) > 0
+    assert len(as_json(run_folder, 2, 1, "order", None)) == 1
 
 
 def test_text_of_a_model_can_neither_move_the_cursor_nor_act_as_markup(run_folder):

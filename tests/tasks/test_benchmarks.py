@@ -79,6 +79,8 @@ def test_without_a_file_the_rows_come_from_the_hub(folder: Path, monkeypatch: py
 def test_an_unknown_name_gets_the_most_similar_one() -> None:
     with pytest.raises(ConfigError, match=r"called 'math500'\. Did you mean 'math-500'\?.*Benchmarks: aime24, "):
         benchmark("math500")
+    with pytest.raises(ConfigError, match=r"Did you mean 'arithmetic'\?.*Task sets: agent, "):
+        benchmark("arithmetics")
 
 
 def test_an_interval_in_a_text_is_an_answer(folder: Path) -> None:

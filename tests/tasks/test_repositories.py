@@ -59,6 +59,12 @@ def gold() -> str:
     return f"cat > {first().data.path} <<'END'\n{first().data.repaired}END"
 
 
+def test_no_constant_passes_the_hidden_tests_of_a_function() -> None:
+    for task in Repositories(train_size=80, test_size=1).tasks("train"):
+        broken = next(call.function for call in task.data.calls if call.fails)
+        assert len({json.dumps(call.result) for call in task.data.calls if call.function == broken}) > 1, task.uid
+
+
 def test_gold_earns_1_and_nothing_earns_0() -> None:
     assert wrong(asyncio.run(validate(repositories(), 4))) == []
 

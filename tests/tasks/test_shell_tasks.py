@@ -1,6 +1,8 @@
 """Tasks in a shell: gold commands earn 1, cheats and hostile commands earn 0 or are named to the policy."""
 
 import asyncio
+import re
+from collections import Counter
 from typing import Any, get_args
 
 import pytest
@@ -94,10 +96,57 @@ def test_cheats_earn_nothing(counting: ShellTasks, what: str) -> None:
         assert played(counting, task, ("bash", {"command": command})).reward == 0.0, command
 
 
+SHORTCUTS: dict[Kind, list[str]] = {
+    "count": ["cat * | wc -l > {made}", "wc -l {given} > {made}"],
+    "column": ["cut -d, -f2 * > {made}", "cp {given} {made}", "cut -f1 {given} > {made}"],
+    "sort": ["sort {given} > {made}", "cp {given} {made}", "tac {given} > {made}", "sort -n * > {made}"],
+    "filter": ["grep -m1 {word} {given} > {made}", "cp {given} {made}", "grep -h {word} * > {made}"],
+    "sum": ["cat * | awk '{{s += $1}} END {{print s}}' > {made}", "cp {given} {made}"],
+    "first": ["cp {given} {made}", "head {given} > {made}", "head -n 1 {given} > {made}"],
+    "unique": ["sort {given} > {made}", "uniq {given} > {made}", "cp {given} {made}", "sort -u * > {made}"],
+    "replace": ["sed -i s/{word}/{new}/ *"],
+    "join": ["cat * > {made}", "cp {given} {made}"],
+}
+
+
+@pytest.mark.parametrize("kind", SHORTCUTS)
+def test_commands_that_ignore_a_part_of_the_task_earn_nothing(kind: Kind) -> None:
+    tasks = ShellTasks(train_size=30, test_size=2, kinds=(kind,))
+    for task in tasks.tasks("train")[:3]:
+        words = task.data.command.replace("/", " ").split()
+        word = words[3 if kind == "replace" else 1]
+        names = {"given": next(iter(task.data.before)), "made": words[-1], "word": word, "new": words[4]}
+        for command in SHORTCUTS[kind]:
+            assert played(tasks, task, ("bash", {"command": command.format(**names)})).reward == 0.0, command
+
+
+@pytest.mark.parametrize(("kind", "most"), [("count", 0.05), ("sum", 0.05), ("column", 0.05), ("first", 0.05)])
+def test_a_result_that_is_written_without_a_look_at_the_files_is_rarely_right(kind: Kind, most: float) -> None:
+    tasks = ShellTasks(train_size=400, test_size=2, kinds=(kind,)).tasks("train")
+    results = Counter(text for task in tasks for path, text in task.data.after.items() if path not in task.data.before)
+    assert results.most_common(1)[0][1] / len(tasks) < most
+
+
+@pytest.mark.parametrize("kind", ["column", "first"])
+def test_a_number_of_the_question_that_is_always_the_same_is_right_in_a_quarter_at_most(kind: Kind) -> None:
+    tasks = ShellTasks(train_size=400, test_size=2, kinds=(kind,)).tasks("train")
+    numbers = Counter(re.findall(r"\d", task.data.command)[0] for task in tasks)
+    assert numbers.most_common(1)[0][1] / len(tasks) < 0.25
+
+
+@pytest.mark.parametrize("lines", [3, 50])
+def test_tasks_are_drawn_from_files_of_any_length(lines: int) -> None:
+    for task in ShellTasks(train_size=100, test_size=2, lines=lines, kinds=("filter", "first", "sort")).tasks("train"):
+        given = next(iter(task.data.before.values()))
+        made = [text for path, text in task.data.after.items() if path not in task.data.before]
+        assert 3 <= given.count("\n") <= lines
+        assert made != [given]
+
+
 def test_the_editor_views_creates_and_replaces() -> None:
     tasks = ShellTasks(**SMALL, kinds=("replace",), editor=True)
     task = tasks.tasks("train")[0]
-    ((path, text),) = task.data.before.items()
+    path, text = next(iter(task.data.before.items()))
     step = played(
         tasks,
         task,

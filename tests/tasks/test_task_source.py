@@ -2,11 +2,15 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from tests.tasks.built_in import BUILT_IN
 from whet.base.errors import ConfigError
 from whet.config.component import import_path
 from whet.tasks.base import TASK_SETS
@@ -39,6 +43,22 @@ def test_generated_tasks_depend_on_the_seed_alone_and_no_test_task_is_trained_on
     assert train == made(name).tasks("train") != made(name, seed=1).tasks("train")
     assert all(json.loads(json.dumps(data := to_jsonable_python(task.columns))) == data for task in train)
     assert len({task.uid for task in [*train, *test]}) == 50
+
+
+def test_generated_tasks_are_the_same_in_every_process():
+    """A set of texts is in another order in each process, unless PYTHONHASHSEED is set."""
+    code = (
+        "from tests.tasks.built_in import BUILT_IN\nfrom hashlib import sha256\n"
+        "for tasks in BUILT_IN: print(type(tasks).__name__, sha256(repr(tasks.tasks('train')).encode()).hexdigest())"
+    )
+    command, here = (sys.executable, "-c", code), {"PYTHONPATH": os.pathsep.join(sys.path)}
+    started = [
+        subprocess.Popen(command, env=os.environ | here | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True)
+        for seed in ("1", "2")
+    ]
+    first, second = (process.communicate(timeout=300)[0].splitlines() for process in started)
+    assert first == second
+    assert len(first) == len(BUILT_IN)
 
 
 @pytest.mark.parametrize("name", SEEDED)

@@ -318,3 +318,8 @@ def test_a_right_answer_that_earns_nothing_is_named() -> None:
 class Mistaken(Room):
     def gold(self, task: Task) -> Answer:
         return "It is open."
+
+
+def test_a_shuffled_board_is_never_in_order() -> None:
+    tasks = SlidingPuzzle(size=2, moves=12, train_size=1, test_size=0).tasks("train")
+    assert tasks[0].data.tiles != [1, 2, 3, 0], "twelve moves around a board of four places lead back to the beginning"

@@ -1,6 +1,7 @@
 """Task sets for the tests of environment workers, which import them by name."""
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -53,6 +54,8 @@ class Turns(Environment):
             raise ValueError("this step is wrong")
         if does == "memory":
             bytearray(2**40)
+        if does == "system memory":
+            raise no_memory()
         if does == "pid":
             return Step(scores={"pid": float(os.getpid())})
         if does == "unpicklable":
@@ -67,6 +70,18 @@ class Turns(Environment):
     def loop_for_ever(self) -> None:
         while True:
             time.sleep(0.01)
+
+
+def no_memory() -> OSError:
+    """Return the error of a system call for which there is no memory."""
+    return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), os.getcwd())
+
+
+class Large(Counting):
+    """A system call fails for lack of memory while the task set is opened."""
+
+    def open(self) -> "Large":
+        raise no_memory()
 
 
 class CrashesOnce(Lowercase):

@@ -12,8 +12,7 @@ from trl.experimental.iw_opd import IWOPDTrainer
 
 from tests.trl.scene import Scene, Table, same, sampled, scene, trainer
 from whet.core.batch import ModelOutput
-from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
-from whet.losses.divergences import JSD, Forward, Reverse
+from whet.losses.distillation import JSD, DistillationLoss, Forward, OnPolicyDistillationLoss, Reverse
 
 pytestmark = pytest.mark.trl
 SEEDS = (0, 1, 2)

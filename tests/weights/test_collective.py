@@ -76,7 +76,7 @@ def test_nccl_connects_before_the_first_bucket_is_written(nccl: type[Lazy]) -> N
     connection = writer.open(manifest)
     reader: list[Broadcast] = []
 
-    def meet(host: str, port: int, ranks: int, backend: str, deadline: float) -> None:
+    def meet(host: str, port: int, ranks: int, backend: str, deadline: float, delta: bool) -> None:
         store = dist.TCPStore(host, port, ranks, False, timedelta(seconds=deadline))
         reader.append(Broadcast(store, host, 1, ranks, backend, CPU, deadline))
 
@@ -94,7 +94,7 @@ def test_nccl_connects_before_the_first_bucket_is_written(nccl: type[Lazy]) -> N
 
 
 def test_who_never_comes_is_an_error_before_nccl_waits_without_a_deadline(nccl: type[Lazy]) -> None:
-    writer = _writer(deadline=0.2)
+    writer = _writer(deadline=2.0)
     manifest = pack([("w", torch.float32, torch.Size([6]))], torch.float32, 64)
     writer.open(manifest)
     with pytest.raises(DeadlineError, match="did not connect to the learner"):
@@ -110,4 +110,4 @@ def test_both_ends_use_the_device_that_their_weights_are_on(monkeypatch: pytest.
     writer = transport.open_writer(request, CPU, None, "127.0.0.1")
     assert writer._backend == "gloo", "a learner on the CPU of a machine with GPUs"
     with pytest.raises(ConfigError, match="the engine computes on a CPU"):
-        transport.connect("collective", ("127.0.0.1", 1, 2, "nccl", 1.0), CPU, 1)
+        transport.connect("collective", ("127.0.0.1", 1, 2, "nccl", 1.0, False), CPU, 1)

@@ -30,10 +30,9 @@ from whet.weights.collective import BroadcastWriter, join
 from whet.weights.config import TransportName, WeightSyncConfig
 from whet.weights.disk import DiskWriter
 from whet.weights.engine import EngineSync
-from whet.weights.local import LocalSource
 from whet.weights.manifest import from_text, pack, to_text
 from whet.weights.receiver import Receiver
-from whet.weights.sender import Sender
+from whet.weights.sender import LocalSource, Sender
 from whet.weights.shared_memory import machine
 from whet.weights.source import WeightRequest
 
@@ -100,6 +99,26 @@ class StandIn:
     def read_back(self, name: str, columns: list[int]) -> Tensor | None:
         held = dict(self.inside.named_weights()).get(name)
         return held[:, columns] if held is not None and columns else held
+
+
+class Dead(StandIn):
+    """An engine that takes weights and then dies: before it samples the probe."""
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        raise GeneratorError("the engine died")
+
+
+class Pair(StandIn):
+    """Two engines behind a router, which leaves the dead one out when it is asked for the second time."""
+
+    asked, leaves_out = 0, True
+
+    @asynccontextmanager
+    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list[StandIn]]:
+        self.asked += 1
+        dead = [Dead(self.inside)] if self.asked == 1 or not self.leaves_out else []
+        async with super().refit(version, adapter):
+            yield [self, *dead]
 
 
 class Rank:
@@ -453,6 +472,26 @@ def test_an_engine_that_never_comes_to_a_collective_is_an_error_at_the_deadline(
             monkeypatch.setattr(engine.receiver, "connect", lambda *_: None)
             with pytest.raises(DeadlineError, match=r"did not connect to the learner .* within 1 s"):
                 await sync.publish(learner, engine, 1)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("leaves_out", [True, False])
+def test_an_engine_that_dies_before_it_samples_the_probe_is_left_out(
+    tiny_model: Path, tmp_path: Path, leaves_out: bool
+) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            pair = Pair(engine.inside)
+            pair.leaves_out = leaves_out
+            if leaves_out:
+                metrics = (await sync.publish(learner, pair, 1)).result()
+                assert metrics["refit/probe_mean"] < 1e-4
+                assert pair.weights_complete
+            else:
+                with pytest.raises(GeneratorError, match="replica 2 of 2: the engine died"):
+                    await sync.publish(learner, pair, 1)
+            assert pair.asked == 2
 
     asyncio.run(go())
 

@@ -54,8 +54,7 @@ class Advantage(Config, ABC):
         yield from ()
 
     def _unused(self, names: str, when: str) -> Iterator[tuple[str, str]]:
-        fields = type(self).model_fields
-        yield from ((name, when) for name in names.split() if getattr(self, name) != fields[name].default)
+        yield from ((name, when) for name in self.changed(names.split()))
 
     @abstractmethod
     def estimate(self, batch: Batch) -> Credit:

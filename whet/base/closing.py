@@ -5,7 +5,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class Closing(AsyncExitStack):
         self.push_async_exit(end)
 
 
-async def cancel_all(jobs: Sequence[asyncio.Task[Any]], seconds: float = 30.0) -> None:
+async def cancel_all(jobs: Sequence[asyncio.Task[object]], seconds: float = 30.0) -> None:
     """Cancel jobs and wait at most ``seconds`` for them, because a job may ignore its cancellation."""
     for job in jobs:
         job.cancel()

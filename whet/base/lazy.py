@@ -1,4 +1,5 @@
-"""A lazy torch for modules that a recipe imports: importing torch takes seconds, and reading a recipe must not.
+"""A lazy torch for modules that a recipe imports: importing torch takes seconds, and reading a recipe must not. And the
+dtypes that settings and files can name.
 
     from whet.base.lazy import Tensor, torch
 
@@ -6,8 +7,13 @@
 (``from __future__ import annotations``).
 """
 
+from __future__ import annotations
+
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import dtype as TorchDtype
 
 __all__ = ["Tensor", "torch"]
 
@@ -23,3 +29,15 @@ else:
             return value
 
     torch, Tensor = _LazyTorch(), "Tensor"
+
+
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+FileDtype = Literal["float32", "bfloat16", "float16"]  # of the weights in model folders
+
+
+def torch_dtype(name: str) -> TorchDtype:
+    """Return the torch dtype of this name, such as ``torch.bfloat16``. Raises ``ValueError`` for another name."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not a torch dtype such as float32 or bfloat16")
+    return dtype

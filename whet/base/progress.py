@@ -55,6 +55,20 @@ class Progress:
             self._activity, self._since = activity, now
             self._counts.clear()
 
+    @contextmanager
+    def within(self, activity: str) -> Iterator[None]:
+        """Show another activity until the block ends, then the one before it, whose time does not count the block."""
+        with self._lock:
+            outer, spent, took = self._activity, self.now() - self._since, self._took.copy()
+        self.begin(activity)
+        try:
+            yield
+        finally:
+            self.begin(outer)
+            with self._lock:
+                self._since -= spent
+                self._took = took | {activity: self._took[activity]}
+
     def count(self, unit: str, total: int, measure: Callable[[], int] | None = None) -> Count:
         """Count until the next activity begins. ``unit`` is a plural noun. ``measure`` is called by other threads."""
         count = Count(unit, total, measure)

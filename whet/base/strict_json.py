@@ -1,11 +1,15 @@
-"""JSON decoders that refuse duplicate keys and non-finite numbers, which Python's own decoder accepts."""
+"""JSON: the type of a decoded object, and decoders that refuse duplicate keys and non-finite numbers, which Python's
+own decoder accepts."""
 
 import json
 import math
 from typing import Any
 
+JsonObject = dict[str, Any]
+"""An object of JSON as a decoder returns it. The types of its values are unknown until they are checked."""
 
-def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+
+def _distinct_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:

@@ -20,22 +20,21 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from whet.base.strict_json import STRICT
+from whet.base.strict_json import STRICT, JsonObject
 from whet.chat.calls import checked_call, why
 from whet.chat.notations.gemma_calls import gemma_block
-from whet.chat.notations.json_calls import json_block, named_block, read_bare, read_llama4
+from whet.chat.notations.json_calls import deepseek_block, json_block, kimi_block, named_block, read_bare, read_llama4
 from whet.chat.notations.parts import MOST, Block, Parts, Tools
 from whet.chat.notations.python_calls import python_block
 from whet.chat.notations.tag_calls import invoke_block, keys_block, tags_block
-from whet.chat.notations.token_calls import deepseek_block, kimi_block
 
 _ARGUMENTS = {"whetkey": "whetvalue", "whetlist": [1, {"whetdeep": True}], "whetcount": 2}
 # Calls in a conversation that is rendered only to detect the template's format.
 SAMPLES = [checked_call({"name": "whetname", "arguments": _ARGUMENTS | {"whetcount": 2 + i}}, i) for i in range(2)]
 _TYPES = {"whetkey": "string", "whetlist": "array", "whetcount": "integer"}
-SAMPLE_TOOL: dict[str, Any] = {
+SAMPLE_TOOL: JsonObject = {
     "type": "function",
     "function": {
         "name": "whetname",

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from whet.base.strict_json import STRICT
+from whet.base.strict_json import STRICT, JsonObject
 from whet.chat.control_tokens import NO_TEXT
 from whet.core.types import Message, ToolCall
 
@@ -15,11 +15,11 @@ _ID = re.compile(r"[A-Za-z0-9]{9}|functions\.[\w.-]{1,200}:\d{1,6}")  # as Mistr
 _COUNTED = re.compile(r"call(\d{5})")
 
 
-def checked_call(value: Any, number: int) -> ToolCall:
+def checked_call(value: object, number: int) -> ToolCall:
     """Return a call from a JSON value of a model: a name with ``arguments`` or ``parameters``, nested or not. It keeps
     an id that the model wrote, if templates can write it. Raises ``ValueError`` for anything else."""
     function = value.get("function", value) if isinstance(value, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not isinstance(value, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError("it is not an object with a name and arguments")
     written = value.get("id")
     return {
@@ -63,7 +63,7 @@ def match_results(messages: Sequence[Message]) -> list[Message]:
     return matched
 
 
-def checked_arguments(arguments: Any) -> dict[str, Any]:
+def checked_arguments(arguments: object) -> JsonObject:
     """Return the arguments of a call, given as an object or as its JSON. Raises ``ValueError`` for anything else, and
     for values that some tools, files or templates can't represent: deep nesting, numbers larger than floats, and
     characters outside Unicode."""
@@ -73,11 +73,11 @@ def checked_arguments(arguments: Any) -> dict[str, Any]:
         raise ValueError(why(problem)) from None
     if not isinstance(value, dict):
         raise ValueError("its arguments are not an object")
-    usable: dict[str, Any] = _usable(value)
+    usable: JsonObject = _usable(value)
     return usable
 
 
-def _usable(value: Any, depth: int = 0) -> Any:
+def _usable(value: object, depth: int = 0) -> Any:
     """Return the JSON value. Raises ``ValueError`` for a value that can't be represented everywhere."""
     if depth > _DEEPEST:
         raise ValueError(why(RecursionError()))

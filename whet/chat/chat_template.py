@@ -4,15 +4,19 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from whet.base.errors import DataError
+from whet.base.strict_json import JsonObject
 from whet.chat.call_formats import SAMPLES
 from whet.chat.calls import counted
 from whet.chat.thinking import TAGS, Marks, marks_of, opens_thought, with_thought
 from whet.chat.tools_as_text import as_text
 from whet.core.content import text_of
 from whet.core.types import Message, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 QUESTION = "whetaskswhet"  # in conversations that are rendered only to find the template's texts around it
 HARMONY = "<|channel|>"  # in templates of gpt-oss
@@ -23,7 +27,9 @@ CALL_ENDS = ("<|call|>", "<|tool_response>", "<|eom_id|>", "<|eom|>")
 class ChatTemplate:
     """A chat template with its arguments. Raises ``DataError`` for messages that it can't render."""
 
-    def __init__(self, tokenizer: Any, text: str, arguments: Mapping[str, Any], tools_as_text: bool) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", text: str, arguments: Mapping[str, object], tools_as_text: bool
+    ) -> None:
         self.tokenizer, self.text, self.tools_as_text = tokenizer, text, tools_as_text
         self.arguments = dict(arguments)
 
@@ -32,9 +38,7 @@ class ChatTemplate:
         """The marks around thoughts; None for a template without thoughts."""
         return marks_of(self.text) or (TAGS if opens_thought(self.question()) else None)
 
-    def apply(
-        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, generate: bool = False
-    ) -> str:
+    def apply(self, messages: Sequence[Message], tools: list[JsonObject] | None = None, generate: bool = False) -> str:
         """Return the rendering of messages as ``written`` returns them."""
         return self._apply(
             [_in_parts(message) for message in messages] if self._parts_only else messages, tools, generate
@@ -51,9 +55,7 @@ class ChatTemplate:
             return QUESTION in self._apply([_in_parts(asked)])
         return False
 
-    def _apply(
-        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, generate: bool = False
-    ) -> str:
+    def _apply(self, messages: Sequence[Message], tools: list[JsonObject] | None = None, generate: bool = False) -> str:
         from jinja2 import TemplateError
 
         try:
@@ -78,8 +80,8 @@ class ChatTemplate:
             raise DataError(f"the chat template can't render messages of the roles {roles}: {problem}") from problem
 
     def written(
-        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None
-    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        self, messages: Sequence[Message], tools: list[dict[str, object]] | None
+    ) -> tuple[list[Message], list[JsonObject] | None]:
         """Return the messages and tools for the template, with contents in parts unchanged."""
         if self.tools_as_text:
             messages, tools = as_text(messages, tools), None

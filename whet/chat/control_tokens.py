@@ -12,16 +12,18 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
+_RECENT = 16  # renderings whose tokens are kept
 _HIDDEN, _WRITTEN = 0x40000, 0x50000  # unassigned planes: for hidden text, and for the template's control tokens
 _UNASSIGNED = re.compile("[\U00040000-\U0005ffff]")
 NO_TEXT = re.compile("[\ud800-\udfff\U00040000-\U0005ffff]")
@@ -32,7 +34,7 @@ _ROLES = {"system", "user", "assistant", "tool", "developer"}  # a template may 
 class ControlTokens:
     """The special tokens of a tokenizer, and other added tokens (``marks``) with which a template marks turns."""
 
-    def __init__(self, tokenizer: Any, template: str, marks: Collection[str] = ()) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", template: str, marks: Collection[str] = ()) -> None:
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         special |= set(tokenizer.all_special_tokens)
         spellings = (special | set(marks)) - {tokenizer.unk_token}
@@ -46,8 +48,9 @@ class ControlTokens:
         self._names = _ROLES | {name for name in _names(template) if not self._spelled.search(name)}
         self._pieces = _any_of(spellings | self._names)
         self._warned = False
+        self._encoded = lru_cache(_RECENT)(self._encode)  # the samples of a prompt begin one after another
 
-    def render(self, template: Callable[..., str], *values: Any) -> str:
+    def render(self, template: Callable[..., str], *values: object) -> str:
         """Return the hidden rendering: ``template`` called with ``values`` (messages, tools) whose texts are hidden.
         Raises ``DataError`` if that rendering shows another text than the plain one and a text spells a control
         token."""
@@ -66,7 +69,7 @@ class ControlTokens:
             )
         return plain
 
-    def hide(self, value: Any, but_names: bool = False, but_words: bool = False) -> Any:
+    def hide(self, value: object, but_names: bool = False, but_words: bool = False) -> Any:
         """Return a copy with hidden characters in all texts, except texts that are names of the template; with
         ``but_names`` also except names within texts, with ``but_words`` except texts of a single word. Raises
         ``DataError`` for characters of an unassigned plane."""
@@ -96,6 +99,9 @@ class ControlTokens:
     def encode(self, hidden: str) -> list[int]:
         """Return the tokens of a hidden rendering. Raises ``DataError`` if the tokenizer can't encode a control token's
         spelling as text."""
+        return list(self._encoded(hidden))
+
+    def _encode(self, hidden: str) -> list[int]:
         text, written = self.show(hidden), self._spelled.findall(hidden)
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         if self._count(tokens) <= len(written):

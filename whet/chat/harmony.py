@@ -8,7 +8,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from whet.base.strict_json import STRICT
 from whet.chat.calls import checked_call, why
@@ -24,7 +23,7 @@ _CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w+)"), re.compile(r"\bto=(
 class HarmonyReplies:
     """The format of replies in messages with channels."""
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] | None = None) -> Message:
+    def parse(self, text: str, tools: Sequence[dict[str, object]] | None = None) -> Message:
         """Return the message of a text: ``analysis`` is its thought, a message to ``functions.NAME`` a call, and the
         rest its text. Never raises."""
         thoughts, texts, calls, errors = list[str](), list[str](), list[ToolCall](), list[str]()

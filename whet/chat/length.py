@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from whet.chat.thinking import CLOSE
 from whet.core.content import words_of
@@ -15,7 +14,7 @@ _CUT = 2  # most tokens that cutting a text adds
 
 
 def longer_than(
-    limit: int, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, count: Callable[[str], int]
+    limit: int, messages: Sequence[Message], tools: Sequence[dict[str, object]] | None, count: Callable[[str], int]
 ) -> bool:
     """Return whether a conversation certainly has more than ``limit`` tokens; False if it is quick to render. ``count``
     returns the number of tokens in a text; it is called for about ``limit`` tokens at most."""
@@ -33,14 +32,14 @@ def longer_than(
     return tokens > limit
 
 
-def _texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
+def _texts(messages: Sequence[Message], tools: Sequence[dict[str, object]] | None) -> Iterator[str]:
     for message in messages:
         yield words_of(message["content"])
         yield message.get("reasoning_content", "")
     yield from _calls(messages, tools)
 
 
-def _written_texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
+def _written_texts(messages: Sequence[Message], tools: Sequence[dict[str, object]] | None) -> Iterator[str]:
     """Yield the texts that every template writes: no thoughts of earlier replies, no white space around a text."""
     for message in messages:
         content = words_of(message["content"])
@@ -48,7 +47,7 @@ def _written_texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] 
     yield from _calls(messages, tools)
 
 
-def _calls(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
+def _calls(messages: Sequence[Message], tools: Sequence[dict[str, object]] | None) -> Iterator[str]:
     for message in messages:
         for call in message.get("tool_calls", ()):
             yield json.dumps(call.get("function", call), ensure_ascii=False)

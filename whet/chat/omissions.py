@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 from whet.base.errors import DataError
 from whet.chat.chat_template import ChatTemplate
@@ -12,7 +11,9 @@ from whet.core.types import Message
 _EVERYWHERE = ("system", "user", "assistant")  # roles that every template supports
 
 
-def left_out(chat: ChatTemplate, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> str | None:
+def left_out(
+    chat: ChatTemplate, messages: Sequence[Message], tools: list[dict[str, object]] | None = None
+) -> str | None:
     """Return the part of a conversation that the template omits: the tools, the tool calls of a reply, or a message
     of a role other than system, user and assistant. None if it omits nothing."""
     messages = [message | {"content": words_of(message["content"])} for message in messages]

@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from whet.base.errors import ConfigError, DataError
 from whet.chat.call_formats import SAMPLE_TOOL, SAMPLES, CallFormat, format_of, reads_back
@@ -22,9 +22,12 @@ from whet.chat.omissions import left_out
 from whet.chat.replies import Replies, ReplyFormat, ResponseTemplate
 from whet.chat.thinking import TAGS, with_thought
 from whet.chat.turns import Turns
-from whet.config.nearest import did_you_mean
+from whet.config.issues import did_you_mean
 from whet.core.content import image_urls, in_text, text_of
 from whet.core.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PLAIN = (
     "{% for message in messages %}### {{ message['role'] }}\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
@@ -53,7 +56,7 @@ class Renderer:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: "PreTrainedTokenizerBase",
         chat_template: str | None = None,
         arguments: Mapping[str, Any] | None = None,
         tools_as_text: bool = False,
@@ -93,14 +96,14 @@ class Renderer:
             ResponseTemplate(template, self.chat.question()) if template else self._reply_format(tools_as_text)
         )
 
-    def render_prompt(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], tools: list[dict[str, object]] | None = None) -> list[int]:
         """Return the tokens up to the beginning of the assistant's reply."""
         return self._with_images(
             self._control.encode(self._turns.render(messages, generate=True, tools=tools)), messages
         )
 
     def render_reply(
-        self, messages: Sequence[Message], reply: Message, tools: list[dict[str, Any]] | None = None
+        self, messages: Sequence[Message], reply: Message, tools: list[dict[str, object]] | None = None
     ) -> list[int]:
         """Return the tokens that a model samples after ``render_prompt(messages)`` for ``reply``, with the end of its
         turn. Raises ``DataError`` if the template can't write the reply."""
@@ -121,7 +124,7 @@ class Renderer:
         """Return the tokens of a text, none of them a control token."""
         return self._control.encode(self._control.hide(text))
 
-    def render_whole(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
+    def render_whole(self, messages: Sequence[Message], tools: list[dict[str, object]] | None = None) -> list[int]:
         """Return the tokens of a finished conversation, as ``apply_chat_template`` renders it, for a reward model."""
         return self._with_images(self._control.encode(self._turns.render(messages, tools=tools)), messages)
 
@@ -137,14 +140,16 @@ class Renderer:
             return tokens[1:]
         return tokens
 
-    def longer_than(self, limit: int, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> bool:
+    def longer_than(
+        self, limit: int, messages: Sequence[Message], tools: list[dict[str, object]] | None = None
+    ) -> bool:
         """Return whether a conversation certainly has more than ``limit`` tokens, in a time that doesn't grow with
         it."""
         return longer_than(
             limit, messages, tools, lambda text: len(self.tokenizer.encode(text, add_special_tokens=False))
         )
 
-    def left_out(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> str | None:
+    def left_out(self, messages: Sequence[Message], tools: list[dict[str, object]] | None = None) -> str | None:
         """Return the part of a conversation that the template omits (``omissions.py``); None if it omits nothing."""
         return left_out(self.chat, messages, tools)
 
@@ -153,7 +158,7 @@ class Renderer:
         shown = list(tokens) if self.images is None else self.images.marked(tokens)
         return self.tokenizer.decode(shown, skip_special_tokens=False)
 
-    def parse_reply(self, tokens: Sequence[int], tools: list[dict[str, Any]] | None = None) -> Message:
+    def parse_reply(self, tokens: Sequence[int], tools: list[dict[str, object]] | None = None) -> Message:
         """Return the assistant's message of sampled tokens, without the end of its turn. Code points that are not
         characters of Unicode are replaced by U+FFFD."""
         end = len(tokens)
@@ -225,7 +230,7 @@ class Renderer:
         """Return the text that a model samples for the first ``SAMPLES``."""
         return self.chat.as_sampled(SAMPLES[:number], self._control.show(self._turns.closing))
 
-    def _reply_text(self, messages: Sequence[Message], reply: Message, tools: list[dict[str, Any]] | None) -> str:
+    def _reply_text(self, messages: Sequence[Message], reply: Message, tools: list[dict[str, object]] | None) -> str:
         """Return the hidden text of a reply, without the end of its turn."""
         show = self._control.show
         prompt = show(self._turns.render(messages, generate=True, tools=tools))

@@ -7,9 +7,10 @@ never raises.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from whet.base.errors import ConfigError
+from whet.base.strict_json import JsonObject
 from whet.chat.call_formats import CallFormat
 from whet.chat.calls import checked_call, why
 from whet.chat.notations.parts import MOST
@@ -23,7 +24,7 @@ _LONGEST, _BLANK = 400_000, re.compile(r"\s{1000}")
 class Replies(Protocol):
     """The format of a model's replies."""
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] | None = None) -> Message:
+    def parse(self, text: str, tools: Sequence[JsonObject] | None = None) -> Message:
         """Return the message of a text. The schemas of ``tools`` determine the types of arguments that a format writes
         without quotes. Never raises."""
 
@@ -36,7 +37,7 @@ class ReplyFormat:
     thoughts: Marks | None = None  # around the thought at the beginning of a reply
     opened: bool = False  # the prompt ends with the opening mark
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] | None = None) -> Message:
+    def parse(self, text: str, tools: Sequence[dict[str, object]] | None = None) -> Message:
         """See ``Replies``."""
         thought, answer = split_text(text, self.opened, self.thoughts) if self.thoughts else (None, text)
         reply: Message = {"role": "assistant", "content": answer}
@@ -58,7 +59,7 @@ class ResponseTemplate:
     """Replies by the tokenizer's ``response_template`` (transformers). Raises ``ConfigError`` for a template that
     transformers rejects."""
 
-    template: dict[str, Any]
+    template: JsonObject
     prompt: str  # a rendered prompt, up to the reply
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class ResponseTemplate:
         except (ValueError, TypeError) as problem:
             raise ConfigError(f"the tokenizer's response_template can't be used: {problem}") from None
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] | None = None) -> Message:
+    def parse(self, text: str, tools: Sequence[JsonObject] | None = None) -> Message:
         """See ``Replies``."""
         from transformers.utils.chat_parsing import parse_response
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from whet.core.content import text_of
 from whet.core.types import FunctionCall, Message
@@ -15,7 +14,7 @@ _AFTER = (
 )
 
 
-def as_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> list[Message]:
+def as_text(messages: Sequence[Message], tools: Sequence[dict[str, object]] | None) -> list[Message]:
     """Return the conversation with system, user and assistant messages only: the tools are in the system message, calls
     at the end of a reply, and consecutive results in one user message."""
     written: list[Message] = []

@@ -1,15 +1,17 @@
-"""The beginnings and ends of turns in a chat template, from the renderings of small conversations."""
+"""The beginnings and ends of turns in a chat template, from the renderings of small conversations.
 
+Contents in parts are passed to a chat template as parts if it writes their texts or they have images, and otherwise as
+text."""
+
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 from whet.base.errors import ConfigError, DataError
 from whet.chat.chat_template import CALL_ENDS, QUESTION, ChatTemplate, without_end
 from whet.chat.control_tokens import ControlTokens
-from whet.chat.parts import render_contents
-from whet.core.content import words_of
+from whet.core.content import image_urls, in_text, words_of
 from whet.core.types import Message, ToolCall
 
 _REPLY = "whetreplywhet"  # a reply in conversations that are rendered only to find the template's texts around it
@@ -67,11 +69,11 @@ class Turns:
         return following[0] if following and following[0] in {*self._call_ends, *self._added} else self.end
 
     def render(
-        self, messages: Sequence[Message], generate: bool = False, tools: list[dict[str, Any]] | None = None
+        self, messages: Sequence[Message], generate: bool = False, tools: list[dict[str, object]] | None = None
     ) -> str:
         """Return the hidden rendering of a conversation."""
 
-        def apply(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
+        def apply(messages: Sequence[Message], tools: list[dict[str, object]] | None) -> str:
             return self.chat.apply(messages, tools, generate)
 
         def render(messages: Sequence[Message]) -> str:
@@ -165,3 +167,33 @@ def _calls(messages: Sequence[Message], text: str) -> list[ToolCall]:
     if calls:
         calls[-1]["function"]["arguments"] = {"text": text}
     return calls
+
+
+def render_contents(
+    control: ControlTokens,
+    render: Callable[[Sequence[Message]], str],
+    messages: Sequence[Message],
+    images: bool = False,
+) -> str:
+    """Return ``render`` of the messages, a hidden rendering of ``control``. Parts are kept where that changes nothing
+    but white space, or where there are ``images``, which the template marks; replies are always rendered as text.
+    Raises ``DataError`` naming a message with another part than text or, where it is allowed, an image."""
+    if images and image_urls(messages):
+        return render([_without_urls(message) for message in messages])
+    texts = in_text(messages)
+    rendered = render(texts)
+    if all(isinstance(message["content"], str) for message in messages):
+        return rendered
+    pairs = zip(messages, texts, strict=True)
+    with contextlib.suppress(DataError):  # the template takes no parts
+        in_parts = render([text if text["role"] == "assistant" else message for message, text in pairs])
+        if control.alike(in_parts, rendered):
+            return in_parts
+    return rendered
+
+
+def _without_urls(message: Message) -> Message:
+    content = message["content"]
+    if isinstance(content, str) or not image_urls([message]):
+        return message
+    return message | {"content": [part if part["type"] == "text" else {"type": "image", "url": ""} for part in content]}

@@ -5,29 +5,30 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from whet.base.strict_json import JsonObject
 from whet.checkpoint.store import Checkpoint
 from whet.lineage.record import Record
 from whet.metrics.sinks.jsonl import FILE as METRICS
 from whet.metrics.sinks.jsonl import read_metrics
 
-Kind = Literal["policy", "adapter", "reward model", "gguf"]
+Kind = Literal["policy", "adapter", "reward model", "gguf", "megatron"]
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _ORIGIN = {"policy": "Trained from", "adapter": "A LoRA adapter for", "reward model": "A reward model trained from"}
-_ORIGIN["gguf"] = _ORIGIN["policy"]
+_ORIGIN["gguf"] = _ORIGIN["megatron"] = _ORIGIN["policy"]
 _FOLDERS = re.compile(r"(?<![\w.:/~])[~/][^,\[\]{}'\"]*/")  # at the beginning of an absolute path
 
 
 def model_card(
-    run: Path, recipe: dict[str, Any], checkpoint: Checkpoint, base: str, dtype: str, kind: Kind, lineage: Record
+    run: Path, recipe: JsonObject, checkpoint: Checkpoint, base: str, dtype: str, kind: Kind, lineage: Record
 ) -> str:
     """Return Markdown with the front matter that the Hugging Face Hub reads. ``recipe`` is the run's, as plain data."""
     from huggingface_hub import ModelCard, ModelCardData
 
     data = ModelCardData(
         base_model=base if "/" in base and not Path(base).expanduser().exists() else None,
-        library_name={"adapter": "peft", "gguf": "gguf"}.get(kind, "transformers"),
+        library_name={"adapter": "peft", "gguf": "gguf", "megatron": "megatron-core"}.get(kind, "transformers"),
         pipeline_tag="text-classification" if kind == "reward model" else "text-generation",
         tags=["whet"],
         datasets=sorted(set(_hub_data(lineage))) or None,
@@ -56,8 +57,8 @@ def model_card(
     return f"{card}\n"
 
 
-def _quantized(recipe: dict[str, Any]) -> str | None:
-    lora: dict[str, Any] | None = recipe.get("model", {}).get("lora")
+def _quantized(recipe: JsonObject) -> str | None:
+    lora: JsonObject | None = recipe.get("model", {}).get("lora")
     return lora.get("quantize") if lora else None
 
 
@@ -113,5 +114,5 @@ def _measured(run: Path, step: int) -> dict[str, tuple[float | None, float]] | N
     }
 
 
-def _type(component: Any) -> str:
+def _type(component: object) -> str:
     return str(component.get("type", "?")) if isinstance(component, dict) else str(component)

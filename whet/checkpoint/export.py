@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.base.dtype import FileDtype, torch_dtype
 from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import require
 from whet.base.files import remove, replacing
+from whet.base.lazy import FileDtype, torch_dtype
+from whet.base.strict_json import JsonObject
 from whet.checkpoint.card import Kind, model_card
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.gguf_file import GgufType, check_gguf, write_gguf
+from whet.checkpoint.megatron_file import check_megatron, write_megatron
 from whet.checkpoint.policy import load_policy
 from whet.checkpoint.reward_model import ROLE, choose_padding, load_reward_model
 from whet.checkpoint.store import CheckpointStore, Which
@@ -23,6 +25,8 @@ from whet.lineage.exports import note_export, of_export, with_files
 from whet.lineage.record import Record
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from whet.models.config import ModelConfig
 
 
@@ -43,16 +47,18 @@ def export(
     adapter_only: bool = False,
     dtype: FileDtype | None = None,
     gguf: GgufType | None = None,
+    megatron: bool = False,
     force: bool = False,
 ) -> Exported:
     """Write the policy or reward model of a run's checkpoint to the folder ``out``.
 
     ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is the base model's by default. ``gguf``
-    writes one GGUF file with matrices of this type instead of transformers' files. Raises
-    ``ConfigError`` if ``out`` is a file, or a nonempty folder without ``force``, ``CheckpointError`` if there is no
-    such intact checkpoint.
+    writes one GGUF file with matrices of this type instead of transformers' files, ``megatron`` a checkpoint of
+    Megatron Core in place of safetensors. Raises ``ConfigError`` if ``out`` is a file, or a nonempty folder without
+    ``force``, ``CheckpointError`` if there is no such intact checkpoint.
     """
     from whet.models.config import ModelConfig
+    from whet.models.loading import load_model_config
 
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
         raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
@@ -68,8 +74,12 @@ def export(
             f"{run} trained a reward model, whose head is not in the adapter; export it without --adapter"
         )
 
+    if gguf is not None or megatron:
+        _check_whole(run, config, judges or adapter_only, "--megatron" if gguf is None else "--gguf")
     if gguf is not None:
-        _check_gguf(run, config, judges or adapter_only, dtype)
+        _check_gguf(config, dtype, megatron)
+    elif megatron:
+        check_megatron(load_model_config(config))
     lineage = of_export(run, checkpoint.folder, checkpoint.step, out)
     with replacing(out) as staging:
         staging.mkdir()
@@ -77,8 +87,8 @@ def export(
         model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config)
         if padding is not None:
             model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
-        saved_as = _write_model(model, config, staging, adapter_only, "float32" if gguf else dtype)
-        kind: Kind = "reward model" if judges else "adapter" if adapter_only else "policy"
+        saved_as = _write_model(model, config, staging, adapter_only, "float32" if gguf else dtype, megatron)
+        kind: Kind = "reward model" if judges else "adapter" if adapter_only else "megatron" if megatron else "policy"
         if gguf is not None:
             saved_as, kind = gguf, "gguf"
             _replace_by_gguf(staging, gguf, out.name)
@@ -90,16 +100,22 @@ def export(
     return Exported(out / _gguf_name(gguf) if gguf else out, checkpoint.step, lineage)
 
 
-def _check_gguf(run: Path, config: "ModelConfig", other: bool, dtype: FileDtype | None) -> None:
+def _check_whole(run: Path, config: "ModelConfig", other: bool, option: str) -> None:
+    """Raise ``ConfigError`` if the run has no text policy to write by ``option``."""
+    if other:
+        raise ConfigError(f"{run}: what {option} writes holds a whole policy, no reward model or adapter; leave it out")
+    if config.vision is not None:
+        raise ConfigError(f"{run}: {option} can't write the model's vision tower; leave it out")
+
+
+def _check_gguf(config: "ModelConfig", dtype: FileDtype | None, megatron: bool) -> None:
     """Raise ``ConfigError`` before weights are loaded, if they can't become a GGUF file."""
     from whet.models.loading import load_model_config
 
-    if other:
-        raise ConfigError(f"{run}: a GGUF file holds a whole policy, no reward model or adapter; leave out --gguf")
-    if config.vision is not None:
-        raise ConfigError(f"{run}: a GGUF file can't hold the model's vision tower; leave out --gguf")
     if dtype is not None:
         raise ConfigError("--gguf names the type of the weights itself; leave out --dtype")
+    if megatron:
+        raise ConfigError("--gguf and --megatron are two formats; leave out one of them")
     require("quickstart", "--gguf", "gguf")
     check_gguf(load_model_config(config))
 
@@ -116,7 +132,14 @@ def _replace_by_gguf(staging: Path, kind: GgufType, name: str) -> None:
         remove(file)
 
 
-def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only: bool, dtype: FileDtype | None) -> str:
+def _write_model(
+    model: "PreTrainedModel",
+    config: "ModelConfig",
+    staging: Path,
+    adapter_only: bool,
+    dtype: FileDtype | None,
+    megatron: bool,
+) -> str:
     import torch
 
     from whet.models.loading import load_model_config
@@ -129,14 +152,22 @@ def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only:
     else:
         if hasattr(model, "merge_and_unload"):
             model = model.merge_and_unload()  # in float32, so that the sum is rounded only once
-        model.to(saved).save_pretrained(staging)
+        model = model.to(saved)
+        if megatron:
+            model.config.dtype = saved
+            model.config.save_pretrained(staging)
+            write_megatron(model.state_dict(), model.config, staging)
+        else:
+            model.save_pretrained(staging)
+    for file in staging.glob("*.safetensors"):
+        file.chmod(0o644)  # safetensors writes 0600, which locks out other users, such as a server's
     return str(saved).removeprefix("torch.")
 
 
 def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: Path, judges: bool) -> int | None:
     """Write the tokenizer; return the id of the padding token for a reward model, whose scores depend on it."""
     from whet.chat.renderer import Renderer
-    from whet.models.loading import load_tokenizer, save_processor
+    from whet.models.loading import load_tokenizer, resolve, save_processor
 
     tokenizer: Any = load_tokenizer(config)
     padding = None
@@ -145,7 +176,7 @@ def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: 
         tokenizer.chat_template = renderer.template
         padding = choose_padding(tokenizer, renderer) if judges else None
     if config.vision is not None:
-        save_processor(config, staging)
+        save_processor(resolve(config), staging)
     tokenizer.save_pretrained(staging)
     return padding
 
@@ -158,7 +189,7 @@ def _portable_name(config: "ModelConfig") -> str:
     return str(resolve(config).resolve()) if local else config.path
 
 
-def _recipe(run: Path) -> dict[str, Any]:
+def _recipe(run: Path) -> JsonObject:
     path = run / "recipe.yaml"
     try:
         text = path.read_text(encoding="utf-8")

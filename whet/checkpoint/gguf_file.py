@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.base.progress import PROGRESS
+from whet.base.strict_json import JsonObject
 
 if TYPE_CHECKING:
+    from gguf import GGUFWriter
     from torch import Tensor
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 GgufType = Literal["f32", "f16", "bf16", "q8_0"]
 """Types of the matrices in a file: floats, or 8-bit integers with a scale for each 32 of them."""
@@ -43,7 +46,7 @@ class _Entry(NamedTuple):
     read: Callable[[], "Tensor"]
 
 
-def check_gguf(config: Any) -> None:
+def check_gguf(config: "PretrainedConfig") -> None:
     """Raise ``ConfigError`` if a model with this Hugging Face config can't become a GGUF file."""
     kind, rope = config.model_type, config.rope_parameters or {}
     if kind not in _FAMILIES:
@@ -88,7 +91,7 @@ def write_gguf(folder: Path, out: Path, kind: GgufType, name: str) -> None:
     writer.close()
 
 
-def _add_sizes(writer: Any, config: Any) -> None:
+def _add_sizes(writer: "GGUFWriter", config: "PretrainedConfig") -> None:
     head = config.head_dim if getattr(config, "head_dim", None) else config.hidden_size // config.num_attention_heads
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
@@ -104,7 +107,7 @@ def _add_sizes(writer: Any, config: Any) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
-def _entries(folder: Path, config: Any, architecture: Any, kind: Any) -> Iterator[_Entry]:
+def _entries(folder: Path, config: "PretrainedConfig", architecture: object, kind: object) -> Iterator[_Entry]:
     import gguf
     from safetensors import safe_open
 
@@ -124,7 +127,7 @@ def _entries(folder: Path, config: Any, architecture: Any, kind: Any) -> Iterato
             yield _Entry(name, shape, _kind_of(shape, kind), partial(_read, path, key, config))
 
 
-def _kind_of(shape: tuple[int, ...], kind: Any) -> Any:
+def _kind_of(shape: tuple[int, ...], kind: object) -> object:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if len(shape) < 2:
@@ -132,7 +135,7 @@ def _kind_of(shape: tuple[int, ...], kind: Any) -> Any:
     return GGMLQuantizationType.F16 if shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
 
 
-def _read(path: Path, key: str, config: Any) -> "Tensor":
+def _read(path: Path, key: str, config: "PretrainedConfig") -> "Tensor":
     """Return a tensor. llama.cpp rotates neighbouring rows of a Llama's heads together, transformers the two halves."""
     from safetensors import safe_open
 
@@ -145,7 +148,7 @@ def _read(path: Path, key: str, config: Any) -> "Tensor":
     return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def _rope_factors(config: Any) -> "Tensor | None":
+def _rope_factors(config: "PretrainedConfig") -> "Tensor | None":
     """Return the factors by which the rotations of ``llama3`` are slower than the usual ones."""
     if config.rope_parameters.get("rope_type", "default") == "default":
         return None
@@ -158,7 +161,7 @@ def _rope_factors(config: Any) -> "Tensor | None":
     return usual / slower
 
 
-def _add_tokenizer(writer: Any, tokenizer: Any, folder: Path, size: int) -> None:
+def _add_tokenizer(writer: "GGUFWriter", tokenizer: "PreTrainedTokenizerBase", folder: Path, size: int) -> None:
     from gguf import SpecialVocab, TokenType
 
     writer.add_tokenizer_model("gpt2")  # BPE over bytes
@@ -193,7 +196,7 @@ def _cut(path: Path) -> str:
     return _CUTS[steps]
 
 
-def _step(step: dict[str, Any]) -> str:
+def _step(step: JsonObject) -> str:
     kind = step.get("type", "nothing")
     if kind == "ByteLevel" and not step["add_prefix_space"]:
         return "bytes of words" if step["use_regex"] else "bytes"

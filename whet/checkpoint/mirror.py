@@ -15,15 +15,15 @@ import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Self, TypeVar
 
 from whet.base.errors import ConfigError
 from whet.base.files import remove, replacing
 from whet.checkpoint.crash_points import crash_point
-from whet.checkpoint.manifest import CheckpointError, Entry, Manifest, decode
+from whet.checkpoint.manifest import CheckpointError, Entry, Manifest
+from whet.checkpoint.mirror_files import PIECE, Remote, plain
 from whet.checkpoint.store import CheckpointStore
 from whet.processes.threads import run_in_thread
 
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MARKER = re.compile(r"step-(\d{6,})\.json")
-_PIECE = 8 << 20  # bytes that are read at a time
 _LONGEST_PAUSE = 30.0  # seconds between two attempts
 
 
@@ -41,7 +39,7 @@ class Mirror:
 
     def __init__(self, url: str, name: str, deadline: float) -> None:
         self.url, self._deadline = f"{url.rstrip('/')}/{name}", deadline
-        self._remote = _Remote(self.url)
+        self._remote = Remote(self.url)
         self._problem = "no answer"  # of the last attempt
 
     @classmethod
@@ -106,7 +104,7 @@ class Mirror:
             except CheckpointError:
                 raise
             except Exception as error:
-                self._problem = _plain(error)
+                self._problem = plain(error)
                 log.info("the upload of step %d to %s failed and is repeated: %s", step, self.url, self._problem)
             ended.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -154,7 +152,7 @@ class Mirror:
 def restore(url: str, folder: Path) -> int:
     """Download the newest intact copy of a run, and the checkpoints of the older ones, into a new folder. Return its
     step. Raises ``WhetError`` if there is none; nothing is left in the folder then."""
-    remote = _Remote(url.rstrip("/"))
+    remote = Remote(url.rstrip("/"))
     with remote.errors(CheckpointError):
         markers = remote.markers()
     if not markers:
@@ -187,91 +185,6 @@ class _EndedError(Exception):
     """The upload is not waited for any more."""
 
 
-class _Remote:
-    """The files below a URL."""
-
-    def __init__(self, url: str) -> None:
-        from fsspec.core import url_to_fs
-
-        self.what = f"checkpoints.mirror: {url}"
-        try:
-            self._system, self._root = url_to_fs(url)
-        except ImportError as error:
-            raise ConfigError(f"{self.what} needs a package that is not installed. {error} with pip") from None
-        except Exception as error:
-            raise ConfigError(f"{self.what} can't be used: {_plain(error)}") from error
-
-    @contextmanager
-    def errors(self, kind: type[ConfigError] | type[CheckpointError]) -> Iterator[None]:
-        """Turn errors of the file system, of many types, into one line."""
-        try:
-            yield
-        except (ConfigError, CheckpointError):
-            raise
-        except Exception as error:
-            advice = "check the address, the credentials and the network"
-            raise kind(f"{self.what} can't be read and written: {_plain(error)}; {advice}") from error
-
-    def markers(self) -> dict[int, Manifest | None]:
-        """Return the markers by step; None for one that is damaged."""
-        markers: dict[int, Manifest | None] = {}
-        for name in self._sizes(""):
-            if match := _MARKER.fullmatch(name):
-                step = int(match[1])
-                try:
-                    markers[step] = decode(self._system.cat_file(f"{self._root}/{name}"))
-                except (ValueError, KeyError, TypeError):
-                    markers[step] = None
-        return markers
-
-    def contents(self) -> dict[str, int]:
-        """Return the sizes of all files that are there, by SHA-256."""
-        return self._sizes("/files")
-
-    def write(self, name: str, data: bytes) -> None:
-        self._make("")
-        self._system.pipe_file(f"{self._root}/{name}", data)
-
-    def write_content(self, sha256: str, size: int, pieces: Iterator[bytes]) -> None:
-        path = f"{self._root}/files/{sha256}"
-        self._make("/files")
-        with self._system.open(path, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        if (there := self._system.info(path)["size"]) != size:
-            raise OSError(f"{path} has {there} bytes instead of {size} after its upload")
-
-    def download(self, entry: Entry, target: Path) -> None:
-        """Write a file. Raises ``CheckpointError`` if it is missing or another."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        content = hashlib.sha256()
-        try:
-            with self._system.open(f"{self._root}/files/{entry.sha256}", "rb") as source, target.open("wb") as file:
-                for piece in iter(partial(source.read, _PIECE), b""):
-                    content.update(piece)
-                    file.write(piece)
-        except FileNotFoundError:
-            raise CheckpointError(f"files/{entry.sha256} ({target.name}) is missing") from None
-        if content.hexdigest() != entry.sha256:
-            raise CheckpointError(f"files/{entry.sha256} ({target.name}) has changed (SHA-256)")
-
-    def remove(self, name: str) -> None:
-        self._system.rm_file(f"{self._root}/{name}")
-
-    def _make(self, below: str) -> None:
-        """Make a folder, except in object stores, which have none and would make a bucket."""
-        if self._root.startswith("/"):
-            self._system.makedirs(f"{self._root}{below}", exist_ok=True)
-
-    def _sizes(self, below: str) -> dict[str, int]:
-        self._system.invalidate_cache()
-        try:
-            listed: list[dict[str, Any]] = self._system.ls(f"{self._root}{below}", detail=True)
-        except FileNotFoundError:
-            return {}
-        return {each["name"].rpartition("/")[2]: each["size"] for each in listed if each["type"] == "file"}
-
-
 def _files(run: Path, step: int) -> Iterator[Path]:
     """Yield the files that a resume at ``step`` needs: all but hidden ones (locks, half-written files) and other
     checkpoints."""
@@ -286,7 +199,7 @@ def _files(run: Path, step: int) -> Iterator[Path]:
 def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
     """Yield the first ``size`` bytes. Raises ``OSError`` if the file has become shorter."""
     while size:
-        piece = file.read(min(_PIECE, size))
+        piece = file.read(min(PIECE, size))
         if not piece:
             raise OSError(f"{file.name} became shorter while it was read")
         size -= len(piece)
@@ -305,7 +218,3 @@ def _safe(name: str) -> str:
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise CheckpointError(f"its marker names {json.dumps(name)}, which is not in a run folder")
     return name
-
-
-def _plain(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -9,11 +9,12 @@ from whet.checkpoint.store import Checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from whet.models.config import ModelConfig
 
 
-def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
+def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> "PreTrainedModel":
     """Return the checkpoint's policy on the CPU in float32 (a ``PreTrainedModel``, or a ``PeftModel`` with LoRA).
     Quantized layers are ordinary ones with the same values. Raises ``CheckpointError`` if its tensors do not match the
     model's."""
@@ -32,7 +33,7 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
     return model.eval()
 
 
-def copy_into(model: Any, tensors: "Mapping[str, Tensor]", path: Path, *, partial: bool) -> None:
+def copy_into(model: "PreTrainedModel", tensors: "Mapping[str, Tensor]", path: Path, *, partial: bool) -> None:
     """Copy tensors by name into ``model``. With ``partial``, frozen tensors may be missing; tied copies always may."""
     import torch
 

@@ -10,6 +10,7 @@ from whet.checkpoint.policy import copy_into
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from whet.chat.renderer import Renderer
     from whet.models.config import ModelConfig
@@ -18,7 +19,7 @@ ROLE = "reward_model"
 HEAD = "value_head.linear.weight"
 
 
-def load_reward_model(folder: Path, config: "ModelConfig") -> Any:
+def load_reward_model(folder: Path, config: "ModelConfig") -> "PreTrainedModel":
     """Return the reward model in a checkpoint's ``folder``, on the CPU in float32 with LoRA merged, as a
     ``PreTrainedModel`` of the family ``AutoModelForSequenceClassification``.
 
@@ -47,7 +48,7 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> Any:
     return _classifier(model.eval(), head.float(), config)
 
 
-def choose_padding(tokenizer: Any, renderer: "Renderer") -> int:
+def choose_padding(tokenizer: "PreTrainedTokenizerBase", renderer: "Renderer") -> int:
     """Set the tokenizer's padding token; return its id. A classifier reads the last token that isn't padding, so
     padding must differ from the token that ends conversations. Raises ``WhetError`` where there is no such token."""
     last = renderer.render_whole([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])[-1]
@@ -64,7 +65,7 @@ def choose_padding(tokenizer: Any, renderer: "Renderer") -> int:
     return int(free[0])
 
 
-def _classifier(model: Any, head: "Tensor", config: "ModelConfig") -> Any:
+def _classifier(model: "PreTrainedModel", head: "Tensor", config: "ModelConfig") -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForSequenceClassification
 

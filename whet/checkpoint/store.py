@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from whet.base.files import format_bytes, remove, sync_folder, write_atomically
+from whet.base.strict_json import JsonObject
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.crash_points import crash_point
 from whet.checkpoint.manifest import FILE as MANIFEST
@@ -43,7 +44,7 @@ class Checkpoint:
 
     folder: Path
     step: int  # optimizer steps done
-    state: dict[str, Any]  # the argument of ``save``
+    state: JsonObject  # the argument of ``save``
     metric: float | None
 
 
@@ -62,7 +63,7 @@ class CheckpointStore:
         self,
         step: int,
         write: Callable[[Path], Awaitable[None] | None],
-        state: dict[str, Any],
+        state: dict[str, object],
         metric: float | None = None,
     ) -> Path:
         """Publish a checkpoint; return its folder.

@@ -1,10 +1,13 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the target that is either a task set or a recipe."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from whet.run.recipe import Recipe
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="Name of a recipe (see: whet recipes) or path of a YAML file.")
@@ -28,7 +31,7 @@ class Session:
     words: tuple[str, ...] = ()  # of the command line
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a value for ``--json``."""
     import json
 
@@ -38,8 +41,8 @@ def print_json(value: Any) -> None:
 def run_folder(run: Path) -> Path:
     """Return the folder if it is a run. Otherwise raises ConfigError with the most similar run name."""
     from whet.base.errors import ConfigError
+    from whet.config.issues import did_you_mean
     from whet.config.loading import runs_in
-    from whet.config.nearest import did_you_mean
 
     if (run / "recipe.yaml").is_file():
         return run
@@ -47,3 +50,24 @@ def run_folder(run: Path) -> Path:
     what = "not a run: it contains no recipe.yaml" if run.is_dir() else "there is no such run folder"
     listed = f" Runs in {run.parent}: {', '.join(runs[:10])}." if runs else ""
     raise ConfigError(f"{run}: {what}.{did_you_mean(run.name, runs)}{listed}")
+
+
+def recipe_of(target: str, changes: list[str]) -> "Recipe":
+    """Return the recipe ``target`` with ``changes``, or for a task set a recipe of it with these settings of it and
+    otherwise its own defaults."""
+    from whet.base.errors import ConfigError
+    from whet.config import load
+    from whet.config.issues import nearest
+    from whet.config.loading import load_overrides, recipe_names
+    from whet.run.recipe import Recipe
+    from whet.tasks.base import TASK_SETS
+
+    if target in TASK_SETS or ":" in target:
+        settings = [f"data={target}", *(f"data.{change}" for change in changes)]
+        return load_overrides(Recipe, [*settings, "model=smollm2-135m-instruct", "algorithm=grpo", "steps=1"])
+    near = nearest(target, [*TASK_SETS, *recipe_names()])
+    if near in TASK_SETS and not Path(target).exists():
+        raise ConfigError(
+            f"{target!r} is not a task set, a recipe or a run folder. Did you mean the task set {near!r}?"
+        )
+    return load(Recipe, target, changes).value

@@ -1,7 +1,7 @@
 """``whet attack``: searches for cheap answers that a task set's graders reward."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -40,7 +40,7 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Search for cheap answers that earn a reward they should not. Exit code 1 with findings."""
-    from whet.cli.targets import recipe_of
+    from whet.cli.arguments import recipe_of
     from whet.processes.compute import run_computing
     from whet.tasks.attack.attack import Plan
     from whet.tasks.attack.attack import attack as search
@@ -61,7 +61,7 @@ def attack(
         raise typer.Exit(1)
 
 
-def _data(report: "Report") -> dict[str, Any]:
+def _data(report: "Report") -> dict[str, object]:
     findings = [
         {
             "kind": each.kind, "family": each.family, "name": each.name, "task": each.task.uid, "answer": each.answer,

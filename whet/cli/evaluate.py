@@ -2,10 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from whet.base.strict_json import JsonObject
 from whet.cli.arguments import AsJson, Overrides, print_json
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def evaluate(
 
     settings = _settings(target, overrides or [], bool(on))
     options = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
-    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    changes: JsonObject = {name: value for name, value in options.items() if value is not None}
     if not on and not isinstance(settings.data, TaskSet):
         for_tasks = {"--model": model, "--against": against, "--samples": samples, "--temperature": temperature}
         with Heartbeat(f"evaluating {target}", sys.stderr):
@@ -129,7 +130,7 @@ def with_model_of(settings: "Recipe", run: Path) -> "Recipe":
 
 def _with_model(settings: "Recipe", recipe: "Recipe") -> "Recipe":
     parts = ("model", "chat_template", "template_arguments", "tools_as_text", "checkpoints")
-    return settings.model_copy(update={name: getattr(recipe, name) for name in parts})
+    return settings.model_copy(update={name: recipe.value_of(name) for name in parts})
 
 
 def _is_url(name: str) -> bool:
@@ -167,7 +168,7 @@ def _settings(target: str, overrides: list[str], on_sets: bool) -> "Recipe":
 
 def _set(name: str, settings: "Recipe", split: Literal["test", "train"] | None) -> "EvaluationSet":
     """Return a set by its name: one of the recipe's ``evaluation.sets``, a benchmark or a task set."""
-    from whet.cli.targets import recipe_of
+    from whet.cli.arguments import recipe_of
     from whet.run.evaluate import EvaluationSet
     from whet.tasks.base import TASK_SETS
     from whet.tasks.benchmarks import BENCHMARKS, benchmark
@@ -180,7 +181,7 @@ def _set(name: str, settings: "Recipe", split: Literal["test", "train"] | None) 
     return EvaluationSet(data=benchmark(name), split="train", limit=limit)
 
 
-def _rows(settings: "Recipe", changes: dict[str, Any], refused: list[str], run: Path | None) -> dict[str, float]:
+def _rows(settings: "Recipe", changes: JsonObject, refused: list[str], run: Path | None) -> dict[str, float]:
     """Score a model on held-out rows by the loss that training minimises."""
     from whet.base.errors import ConfigError
     from whet.processes.compute import run_computing

@@ -5,9 +5,9 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from whet.base.dtype import FileDtype
+from whet.base.lazy import FileDtype
 from whet.checkpoint.gguf_file import GgufType
-from whet.cli.arguments import RunArgument, run_folder
+from whet.cli.arguments import AsJson, RunArgument, print_json, run_folder
 
 
 def export(
@@ -27,6 +27,9 @@ def export(
         GgufType | None,
         typer.Option("--gguf", help="Write one GGUF file, as llama.cpp reads, with matrices of this type."),
     ] = None,
+    megatron: Annotated[
+        bool, typer.Option("--megatron", help="Write the weights as a checkpoint of Megatron Core (torch_dist).")
+    ] = False,
     name: Annotated[
         str | None,
         typer.Option("--name", help="Make it the next version of an artifact, to use as artifact:NAME:latest."),
@@ -36,6 +39,7 @@ def export(
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: not for the public.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the contents of the folder.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run's model, or reward model, as a folder that transformers can load."""
     from whet.base.errors import ConfigError
@@ -56,10 +60,19 @@ def export(
     from whet.checkpoint.export import export as write
 
     which = int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step)
-    exported = write(folder, out, which, adapter_only=adapter, dtype=dtype, gguf=gguf, force=force)
-    print(f"written: {exported.path}")
+    exported = write(folder, out, which, adapter_only=adapter, dtype=dtype, gguf=gguf, megatron=megatron, force=force)
+    done: dict[str, object] = {"step": exported.step}
+
+    def say(what: str, where: str) -> None:  # at once: what follows may fail
+        done[what] = where
+        if not as_json:
+            print(f"{what}: {where}")
+
+    say("written", str(exported.path))
     if name is not None:
-        print(f"registered: {PREFIX}{register(name, out, exported.lineage.outputs)}")
+        say("registered", f"{PREFIX}{register(name, out, exported.lineage.outputs)}")
     if push is not None:
         message = f"{folder.resolve().name}, step {exported.step}, by whet export"
-        print(f"pushed: {upload(out, push, message, private=private)}")
+        say("pushed", upload(out, push, message, private=private))
+    if as_json:
+        print_json(done)

@@ -26,7 +26,7 @@ def gym(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 12000,
 ) -> None:
     """Serve a task set's grader as a NeMo Gym resources server, or write its tasks as Gym rows."""
-    from whet.cli.targets import recipe_of
+    from whet.cli.arguments import recipe_of
 
     with extra("serve", "whet gym"):
         from whet.endpoint.gym import check_single_turn, serve

@@ -40,7 +40,7 @@ class Request:
     profile_name: str
     profile: "Profile"
 
-    def job(self, run: Path, **fields: Any) -> "Job":
+    def job(self, run: Path, **fields: object) -> "Job":
         """Return a job whose record is kept in the run folder; by default it runs the same words."""
         from whet.launch.job import Job, next_folder
 
@@ -57,7 +57,7 @@ class Request:
 Plan = Callable[..., "Job"]  # of the request and the command's arguments
 
 
-def _same_words(request: Request, **arguments: Any) -> "Job":
+def _same_words(request: Request, **arguments: object) -> "Job":
     from whet.run.folder import new_folder
 
     return request.job(new_folder(name=request.words[0]))

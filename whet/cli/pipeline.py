@@ -49,9 +49,9 @@ def pipeline(
             print("\n".join(f"{name:<20}  {text}" for name, text in descriptions.items()))
         return
 
+    from whet.pipeline.config import load_pipeline
     from whet.pipeline.execute import execute, planned
     from whet.pipeline.graph import build
-    from whet.pipeline.load import load_pipeline
     from whet.pipeline.plan import selected
 
     loaded = load_pipeline(file, overrides or [], profile)

@@ -42,8 +42,7 @@ def prep(
         print_json(asdict(manifest))
         return
     _print(manifest)
-    for split in ("validation", "test"):
-        share = getattr(config, split)
+    for split, share in (("validation", config.validation), ("test", config.test)):
         if share and not manifest.rows(split):
             few = f"{split} = {share:g} of {manifest.rows('train'):,} rows is too little"
             print(f"warning: {split} has no rows: {few}; raise it, as in {split}=0.2")
@@ -67,14 +66,16 @@ def _print(manifest: "Manifest") -> None:
 
     table = Table("source", "read", "kept", "copies", "dropped")
     for name, tally in manifest.sources.items():
-        dropped = ", ".join(f"{count} {reason}" for reason, count in tally.dropped.items())
         counts = [f"{count:,}" for count in (tally.read, tally.kept, tally.copies)]
-        table.add_row(name, *counts, escape_controls(dropped) or "none")
+        table.add_row(name, *counts, escape_controls(tally.reasons))
     console = Console()
     console.print(table)
     for name, tally in manifest.sources.items():
         for what, count in tally.changed.items():
             print(f"{name}: {what} in {count:,} rows")
+        for what, columns in (("kept", tally.columns), ("left out", tally.left_out)):
+            if columns:
+                print(escape_controls(f"{name}: other columns {what}: {', '.join(columns)}"))
         for reason, example in tally.examples.items():
             print(escape_controls(f"{name}: the first row dropped as {reason!r}: {example[:300]}"))
     for split, files in manifest.splits.items():

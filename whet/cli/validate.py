@@ -26,7 +26,7 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Grade answers whose correct reward is known. Exit code 1 if any is graded wrongly."""
-    from whet.cli.targets import recipe_of
+    from whet.cli.arguments import recipe_of
     from whet.processes.compute import run_computing
     from whet.tasks.case_files import read_cases
     from whet.tasks.validate import validate as grade

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from whet.cli.arguments import RunArgument, run_folder
+from whet.cli.arguments import AsJson, RunArgument, print_json, run_folder
 
 Sort = Literal["order", "reward", "advantage", "length", "mismatch"]
 Only = Literal["correct", "wrong", "completed", "truncated", "failed"]
@@ -22,6 +22,7 @@ def view(
         typer.Option("--trace", help="Write the timeline of steps and episodes to this file instead, for Perfetto."),
     ] = None,
     html: Annotated[bool, typer.Option("--html", help="Write the run's report.html instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the answers that were sampled in one step of a run."""
     folder = run_folder(run)
@@ -35,6 +36,10 @@ def view(
         from whet.show.report import write_report
 
         print(f"written: {write_report(folder)}")
+    elif as_json:
+        from whet.show.view import as_json as rollouts
+
+        print_json(rollouts(folder, step, n or None, sort, only))
     else:
         from whet.show.view import view as show
 

@@ -5,6 +5,7 @@ constructed as ``worker(config, info)`` and whose methods are plain functions (n
 it has one, is called at the end. The contract suite tests/contracts/cluster_contract.py runs on every cluster.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,11 +61,13 @@ class WorkerGroup(Protocol):
     @property
     def placement(self) -> Placement: ...
 
-    async def call(self, method: str, *args: Any, deadline: float | None = None) -> list[Any]:
+    async def call(self, method: str, *args: object, deadline: float | None = None) -> list[Any]:
         """Call the method on every rank; return the results by rank."""
         ...
 
-    async def scatter(self, method: str, shards: list[Any], *args: Any, deadline: float | None = None) -> list[Any]:
+    async def scatter(
+        self, method: str, shards: Sequence[object], *args: object, deadline: float | None = None
+    ) -> list[Any]:
         """Call ``method(shard, *args)`` with one shard per data-parallel rank; return one result for each, in order."""
         ...
 
@@ -94,7 +97,7 @@ class Service(Protocol):
         """The process and node, for messages."""
         ...
 
-    async def call(self, method: str, *args: Any) -> Any:
+    async def call(self, method: str, *args: object) -> Any:
         """Return the method's result or raise its exception; ``WorkerError`` if the object's process died,
         ``DeadlineError`` if it hangs. The first call waits for resources and for the actor. Cancelling the caller
         cancels the method."""

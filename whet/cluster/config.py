@@ -9,7 +9,7 @@ from pydantic import Field
 from whet.base.errors import WhetError
 from whet.cluster.base import Cluster, Service
 from whet.config import Config
-from whet.config.nearest import did_you_mean
+from whet.config.issues import did_you_mean
 
 CLUSTERS = {
     "local": "whet.cluster.config:LocalClusterConfig",

@@ -39,12 +39,12 @@ class RemoteTraceback(Exception):
 class Call:
     """A method's name and its arguments, which are serialised once for all ranks."""
 
-    def __init__(self, method: str, args: tuple[Any, ...]) -> None:
+    def __init__(self, method: str, args: tuple[object, ...]) -> None:
         self.method, self.args = method, args
         self._lock = threading.Lock()
         self._packed: Any = None
 
-    def packed(self, pack: Callable[[str, tuple[Any, ...]], Any]) -> Any:
+    def packed(self, pack: Callable[[str, tuple[object, ...]], object]) -> Any:
         """Return ``pack(method, args)``, computed by the first caller."""
         with self._lock:
             if self._packed is None:
@@ -69,7 +69,7 @@ class Link(Protocol):
         """Return when the worker is built. Raises the error of its constructor."""
         ...
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: Call) -> object:
         """Return the result. Raises the worker's exception, or ``WorkerError`` if it died."""
         ...
 
@@ -87,11 +87,13 @@ class LinkedGroup:
         self._closed = False
         self._ranks = [_Rank(f"{worker.__name__}-{rank}", link) for rank, link in enumerate(links)]
 
-    async def call(self, method: str, *args: Any, deadline: float | None = None) -> list[Any]:
+    async def call(self, method: str, *args: object, deadline: float | None = None) -> list[object]:
         self._check_open(method)
         return await self._run([Call(method, args)] * self.placement.ranks, deadline)
 
-    async def scatter(self, method: str, shards: list[Any], *args: Any, deadline: float | None = None) -> list[Any]:
+    async def scatter(
+        self, method: str, shards: Sequence[object], *args: object, deadline: float | None = None
+    ) -> list[object]:
         self._check_open(method)
         if len(shards) != self.placement.shards:
             raise ValueError(
@@ -118,7 +120,7 @@ class LinkedGroup:
         if self._closed:
             raise WhetError(f"{self._name}.{method} was called after the group was closed")
 
-    async def _run(self, calls: list[Call], deadline: float | None) -> list[Any]:
+    async def _run(self, calls: list[Call], deadline: float | None) -> list[object]:
         seconds = self.placement.deadline if deadline is None else deadline
         busy = [rank.busy for rank in self._ranks]
         futures = [rank.submit(call) for rank, call in zip(self._ranks, calls, strict=True)]
@@ -139,7 +141,7 @@ class LinkedGroup:
                 future.cancel()  # calls that have not begun must not run after the caller gave up
                 wait.cancel()  # asyncio must not report results that were never retrieved
 
-    def _raise(self, method: str, waits: "Sequence[asyncio.Future[Any]]", first: int) -> None:
+    def _raise(self, method: str, waits: "Sequence[asyncio.Future[object]]", first: int) -> None:
         failures = {rank: _error(wait) for rank, wait in enumerate(waits) if wait.done()}
         rank = next((rank for rank, error in failures.items() if isinstance(error, WorkerError)), first)
         error = failures[rank]
@@ -168,7 +170,7 @@ class LinkedGroup:
         return f"{rank} of {len(self._ranks)}" + (f" ({where})" if where else "")
 
 
-def _error(wait: "asyncio.Future[Any]") -> BaseException | None:
+def _error(wait: "asyncio.Future[object]") -> BaseException | None:
     """Return the exception of a finished call; closing the group cancels calls that wait for the worker's
     construction."""
     return WorkerError("the group was closed while it was built") if wait.cancelled() else wait.exception()
@@ -197,7 +199,7 @@ class _Rank:
         """The method that this worker runs now, or will run next."""
         return next(iter(self._unfinished.copy().values()), None)
 
-    def submit(self, call: Call) -> Future[Any]:
+    def submit(self, call: Call) -> Future[object]:
         return self._submit(partial(self._call, call), call.method)
 
     def end(self) -> None:
@@ -208,7 +210,7 @@ class _Rank:
         else:
             self._thread.give_up(self._unfinished.copy())
 
-    def _submit(self, work: Callable[[], Any], name: str) -> Future[Any]:
+    def _submit(self, work: Callable[[], object], name: str) -> Future[object]:
         future = self._thread.submit(work, name=name)
         self._unfinished[future] = name
         future.add_done_callback(self._unfinished.pop)
@@ -220,7 +222,7 @@ class _Rank:
         except BaseException as error:
             self._failure = error
 
-    def _call(self, call: Call) -> Any:
+    def _call(self, call: Call) -> object:
         if self._failure is not None:
             if call.method == "close":
                 return None
@@ -232,7 +234,7 @@ class _Rank:
             raise
 
 
-def call_method(worker: Any, method: str, args: tuple[Any, ...]) -> Any:
+def call_method(worker: object, method: str, args: tuple[object, ...]) -> object:
     """Return the result of a method of the worker or of one of its attributes (``state.save``); None for a ``close``
     that it doesn't have."""
     if method == "close" and not hasattr(worker, "close"):

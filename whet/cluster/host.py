@@ -29,7 +29,7 @@ class Reply:
     error: bytes | None = None  # the pickled exception
     traceback: str = ""
 
-    def result(self, rank: int) -> Any:
+    def result(self, rank: int) -> object:
         """Return the value or raise the exception, with its class if that can be imported here. First emits the
         worker's log records."""
         for record in self.log:
@@ -79,12 +79,12 @@ class Host:
 
         return _answer(build)
 
-    def call(self, method: str, args: tuple[Any, ...]) -> Reply:
+    def call(self, method: str, args: tuple[object, ...]) -> Reply:
         """Run one method."""
         return _answer(lambda: call_method(self._worker, method, args))
 
 
-def _answer(run: Callable[[], Any]) -> Reply:
+def _answer(run: Callable[[], object]) -> Reply:
     with _records() as log:
         try:
             return Reply(log, run())

@@ -30,14 +30,14 @@ class _Object:
     where = ""
     thread = COMPUTE
 
-    def __init__(self, make: Callable[[], Any], meeting: Reservation) -> None:
+    def __init__(self, make: Callable[[], object], meeting: Reservation) -> None:
         self._make, self._meeting = make, meeting
         self._worker: Any = None
 
     def build(self) -> None:
         self._worker = self._make()
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: Call) -> object:
         return call_method(self._worker, call.method, call.args)
 
     def end(self) -> None:

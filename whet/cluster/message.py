@@ -16,7 +16,7 @@ _ALIGNED = 64  # bytes; each part begins at a multiple of it
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, type) and (value.__module__ == "__main__" or os.sep in value.__module__):
             return import_path, (component_path(value),)  # of a script, which other processes import by its path
         if type(value) is not torch.Tensor:
@@ -31,7 +31,7 @@ def _tensor(values: np.ndarray[Any, Any]) -> "Tensor":
     return torch.from_numpy(values)
 
 
-def packed(value: Any) -> list[memoryview]:
+def packed(value: object) -> list[memoryview]:
     """Pickle ``value``. The parts refer to its tensors' memory, which must not change until they are sent."""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(file, 5, buffer_callback=buffers.append).dump(value)

@@ -4,7 +4,6 @@ group enforces the deadline of a call by abandoning that thread."""
 import os
 import pickle
 from collections.abc import Sequence
-from typing import Any
 
 from whet.base.errors import WhetError, WorkerError
 from whet.cluster.base import Placement, RankInfo, WorkerGroup
@@ -64,14 +63,14 @@ class _Process:
     def build(self) -> None:
         self._exchange(self._start)
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: Call) -> object:
         return self._exchange(call.packed(lambda *request: packed(request)))
 
     def end(self) -> None:
         self._child.kill()  # its close has already run
         self._meeting[1].remove()
 
-    def _exchange(self, request: Message) -> Any:
+    def _exchange(self, request: Message) -> object:
         try:
             reply: Reply = pickle.loads(self._child.exchange(request))
         except ChildDied as death:

@@ -26,6 +26,10 @@ from whet.config import Config
 from whet.processes.machine import slice_for_rank
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+
     from whet.cluster.config import RayClusterConfig
 
 log = logging.getLogger(__name__)
@@ -77,7 +81,7 @@ class ActorGroup:
         self._ended = False
         self.actors: list[tuple[Any, Location, RankInfo]] = []  # by rank, once started
 
-    def placed(self, rank: int) -> tuple[Any, Location, RankInfo]:
+    def placed(self, rank: int) -> "tuple[ActorHandle, Location, RankInfo]":
         """Return the actor of a rank, its location, and its rank info. Its worker is not built yet."""
         with self._lock:
             if not self.actors and self._failure is None:
@@ -89,7 +93,7 @@ class ActorGroup:
                 raise self._failure
             return self.actors[rank]
 
-    def build(self, rank: int) -> Any:
+    def build(self, rank: int) -> object:
         """Start building the worker of a rank; return Ray's reference to the reply."""
         import ray
 
@@ -115,7 +119,7 @@ class ActorGroup:
             if self._room.leave(self):
                 CLAIMS.release(self._room)
 
-    def _start(self) -> list[tuple[Any, Location, RankInfo]]:
+    def _start(self) -> "list[tuple[ActorHandle, Location, RankInfo]]":
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -195,7 +199,7 @@ class ActorGroup:
             raise WhetError(f"{problem}; {_HINT}")
         return problem
 
-    def _wait_for_room(self, group: Any, problem: str, end: float) -> None:
+    def _wait_for_room(self, group: "PlacementGroup", problem: str, end: float) -> None:
         warned = False
         while not group.wait(1.0):
             if time.monotonic() > end:
@@ -226,7 +230,7 @@ class _Actor:
     def build(self) -> None:
         self._result(self._group.build(self._rank))
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: Call) -> object:
         import ray
 
         actor, _, _ = self._group.actors[self._rank]
@@ -235,7 +239,7 @@ class _Actor:
     def end(self) -> None:
         self._group.end()
 
-    def _result(self, promise: Any) -> Any:
+    def _result(self, promise: "ObjectRef") -> object:
         import ray
 
         with plain_errors():

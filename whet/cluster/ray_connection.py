@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from whet.base.errors import WhetError
 from whet.base.extras import missing
@@ -91,7 +90,7 @@ def _private() -> dict[str, str]:
     }
 
 
-def _init(address: str, **settings: Any) -> bool:
+def _init(address: str, **settings: object) -> bool:
     import ray
 
     if ray.is_initialized():

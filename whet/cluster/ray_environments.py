@@ -58,7 +58,7 @@ class ActorProcess:
         finally:
             leave()  # the actor holds the connection
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: object) -> Any:
         if self.lost:
             raise ServiceLostError(self.lost)
         try:
@@ -86,7 +86,7 @@ class Relay:
     async def start(self) -> None:
         self._service = await self._process.started()
 
-    async def ask(self, method: str, arguments: tuple[Any, ...]) -> bytes:
+    async def ask(self, method: str, arguments: tuple[object, ...]) -> bytes:
         assert self._service is not None, "start comes first"
         return await self._service.ask(method, arguments)
 

@@ -19,6 +19,9 @@ from whet.cluster.ray_room import Room
 from whet.config import Config
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
     from whet.cluster.config import RayClusterConfig
 
 log = logging.getLogger(__name__)
@@ -43,7 +46,7 @@ class ActorService:
         _, home, _ = self._group.actors[0]
         return f"pid {home.pid} on node {home.address}"
 
-    async def call(self, method: str, *args: Any) -> Any:
+    async def call(self, method: str, *args: object) -> object:
         async with self._starting:
             if self._closed:
                 raise WhetError(f"{self._name}.{method} was called after it was closed")
@@ -60,7 +63,7 @@ class ActorService:
             (await _answer(promise)).result(0)
         self._started = True
 
-    async def _ask(self, method: str, args: tuple[Any, ...]) -> Any:
+    async def _ask(self, method: str, args: tuple[object, ...]) -> Any:
         import ray
 
         actor, _, _ = self._group.actors[0]
@@ -75,7 +78,7 @@ class ActorService:
             if not answer.done():
                 ray.cancel(promise)
 
-    async def _check_alive(self, actor: Any) -> None:
+    async def _check_alive(self, actor: "ActorHandle") -> None:
         try:
             await asyncio.wait_for(_answer(actor.home.remote()), self._deadline)
         except TimeoutError:
@@ -96,7 +99,7 @@ class ActorService:
             await asyncio.to_thread(leave)
 
 
-def _answer(promise: Any) -> "asyncio.Future[Any]":
+def _answer(promise: "ObjectRef") -> asyncio.Future[Any]:
     future: Future[Any] = promise.future()
     answer = asyncio.wrap_future(future)
     # Retrieve exceptions of abandoned answers, which asyncio would report otherwise.

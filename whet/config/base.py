@@ -51,7 +51,7 @@ class Config(BaseModel):
         return cls.model_validate_json(to_json({**cls.defaults(), **values}, inf_nan_mode="constants"))
 
     @classmethod
-    def defaults(cls) -> dict[str, Any]:
+    def defaults(cls) -> dict[str, object]:
         """Return the defaults of optional settings as JSON values."""
         return cls.model_construct().model_dump(mode="json", warnings=False)
 
@@ -65,6 +65,15 @@ class Config(BaseModel):
     def other_name(cls, key: str) -> str | None:
         """Return the name of the setting here that corresponds to a key of another library."""
         return None
+
+    def value_of(self, name: str) -> object:
+        """Return the value of a setting by its name. Raises ``KeyError`` if there is no such setting."""
+        return self.__dict__[name]
+
+    def changed(self, names: Iterable[str]) -> dict[str, object]:
+        """Return the named settings whose values are not the defaults, with these values."""
+        fields = type(self).model_fields
+        return {name: value for name in names if (value := self.value_of(name)) != fields[name].default}
 
     def unused(self) -> dict[str, str]:
         """Return changed settings that no part of a run reads: dotted key -> reason."""

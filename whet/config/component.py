@@ -16,16 +16,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, SerializationInfo, ValidationError, ValidationInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from whet.base.extras import MissingExtraError
 from whet.config.base import Config
+from whet.config.issues import did_you_mean
 from whet.config.moved import MOVED
-from whet.config.nearest import did_you_mean
 from whet.processes.user_code import user_frames
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
 
 DATA_FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst")
 """Suffixes of data files."""
@@ -98,7 +101,7 @@ class Component:
             serialization=core_schema.plain_serializer_function_ser_schema(self._serialise, info_arg=True),
         )
 
-    def __get_pydantic_json_schema__(self, core: object, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, core: "CoreSchema", handler: GetJsonSchemaHandler) -> dict[str, object]:
         return {"component": self.names}
 
     def _validate(self, source: object, value: object, info: ValidationInfo) -> Config:
@@ -129,7 +132,7 @@ class Component:
         return {"type": value._preset or self.name_of(type(value)), **value.model_dump(mode=info.mode)}
 
 
-def component_path(cls: type | Callable[..., Any]) -> str:
+def component_path(cls: type | Callable[..., object]) -> str:
     """Return ``"module:Class"``, from which the class can be imported again, or ``"/path/to/script.py:Class"`` for a
     class in the running script."""
     module = cls.__module__
@@ -145,13 +148,15 @@ def cannot_be_found(cls: type) -> bool:
     return path.startswith("__main__:") or "<locals>" in path
 
 
-def import_path(path: str) -> Any:
+def import_path(path: str) -> object:
     """Import ``"module:name"`` or ``"module.name"`` from installed packages or the current folder.
 
     Raises ComponentError with file and line if the module itself fails.
     """
     if ".py:" in path:
         return _attribute(*_import_file(path.rpartition(":")[0]), path.rpartition(":")[2])
+    if path.endswith(".py"):
+        raise ComponentError(f"{path!r} names a file; name what it holds, as in {path}:NAME")
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     if not module_name or not attribute or module_name.startswith("."):
         raise ComponentError(f"{path!r} is not a dotted path such as my_module:MyClass")
@@ -168,7 +173,8 @@ def import_path(path: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and module_name in MOVED:
             raise ComponentError(f"{path} has moved: write {MOVED[module_name]}:{attribute}") from error
         raise ComponentError(_failure(module_name, error)) from error
-    return _attribute(f"{module_name} ({getattr(module, '__file__', None)})", module, attribute)
+    where = getattr(module, "__file__", None) or "a folder without modules"
+    return _attribute(f"{module_name} ({where})", module, attribute)
 
 
 _importing = list[str]()
@@ -179,7 +185,7 @@ def importing() -> bool:
     return bool(_importing)
 
 
-def _attribute(where: str, module: ModuleType, path: str) -> Any:
+def _attribute(where: str, module: ModuleType, path: str) -> object:
     value: Any = module
     for name in path.split("."):
         if not hasattr(value, name):

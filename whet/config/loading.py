@@ -17,8 +17,7 @@ from pydantic_core import PydanticSerializationError
 import whet
 from whet.config.base import Config
 from whet.config.component import DATA_FILES
-from whet.config.issues import ConfigIssue, RecipeError
-from whet.config.nearest import did_you_mean
+from whet.config.issues import ConfigIssue, RecipeError, did_you_mean
 from whet.config.schema import UNTYPED, Place, find_place, merge
 from whet.config.tree import DEFAULT, Node, dotted, from_plain
 from whet.config.tree import Path as TreePath
@@ -144,11 +143,7 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
     if str(source) in names:
         return search / f"{source}.yaml"
     if str(source).lower().endswith(DATA_FILES):
-        message = (
-            "is a data file, not a recipe (.yaml). Set it as the data of a recipe that reads rows: "
-            f"RECIPE data.path={source}, as in sft-gsm8k data.path={source} data.test_path=null data.columns={{}}"
-        )
-        raise RecipeError([ConfigIssue("", repr(str(source)), message)])
+        raise RecipeError([ConfigIssue("", repr(str(source)), _of_rows(source))])
     near = [*names, *runs_in(Path()), *(f"runs/{name}" for name in runs_in(Path("runs")))]
     hint = did_you_mean(str(source), near) or " List the recipes with: whet recipes."
     message = f"there is no recipe or run folder of this name.{hint} The path of a recipe file ends in .yaml."
@@ -189,8 +184,14 @@ def _display_path(path: Path, search: Path) -> str:
     return os.path.relpath(full) if full.is_relative_to(Path.cwd()) else str(full)
 
 
+def _of_rows(path: str | Path) -> str:
+    return f"is a data file, not YAML. Name it in a file of settings, or for a recipe as in: sft data.path={path}"
+
+
 def _read_text(path: Path, search: Path) -> str:
     try:
+        if path.suffix.lower() in DATA_FILES and path.suffix.lower() != ".json":  # JSON is YAML
+            raise RecipeError([ConfigIssue("", _display_path(path, search), _of_rows(path))])
         if path.stat().st_size > _MOST_BYTES:
             raise RecipeError(
                 [ConfigIssue("", _display_path(path, search), "the file has more than 1 MB, so it is not a recipe")]

@@ -139,7 +139,7 @@ def _same_class(below: Node, above: Node) -> bool:
     return isinstance(below.value, dict | str) and above.kind in (None, below.kind or above.kind)
 
 
-def _members(annotation: Any) -> list[Any]:
+def _members(annotation: object) -> list[object]:
     """Return the members of a union; a member marked as a component is represented by its marker."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)

@@ -62,7 +62,7 @@ class Node:
             yield path
 
 
-def from_plain(value: Any, where: str = DEFAULT) -> Node:
+def from_plain(value: object, where: str = DEFAULT) -> Node:
     """Return a tree of JSON-like values with a common origin."""
     if isinstance(value, dict):
         return Node({str(key): from_plain(item, where) for key, item in value.items()}, where)

@@ -1,14 +1,12 @@
 """Messages about mistakes in a recipe: pydantic's errors, reworded with key, line and the likely fix."""
 
 import re
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from whet.config.base import Config
-from whet.config.issues import ConfigIssue
-from whet.config.nearest import did_you_mean
+from whet.config.issues import ConfigIssue, did_you_mean
 from whet.config.schema import Place, find_place
 from whet.config.tree import Node, Path, dotted
 from whet.config.words import choices, describe, limits
@@ -113,7 +111,7 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
     return str(details[0]["msg"])
 
 
-def _got(value: Any) -> str:
+def _got(value: object) -> str:
     """Describe the value in the recipe."""
     if isinstance(value, dict | list):
         return f"a list of {len(value)}" if isinstance(value, list) else "a mapping"
@@ -125,7 +123,7 @@ def _got(value: Any) -> str:
     return shown.lower() if isinstance(value, bool) else f"the number {shown}"
 
 
-def _cure(value: Any, annotation: Any) -> str:
+def _cure(value: object, annotation: object) -> str:
     """Return the fix for a common mistake, or an empty string."""
     expected = describe(annotation)
     if isinstance(value, str):

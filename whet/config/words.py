@@ -30,7 +30,7 @@ _LIMITS = {
 Schema = dict[str, Any]
 
 
-def describe(annotation: Any) -> str:
+def describe(annotation: object) -> str:
     """Describe the values of a type."""
     return _describe(*_schema(annotation))
 
@@ -41,7 +41,7 @@ def limits(annotation: Any) -> list[str]:
     return [phrase.format(part[name]) for part in parts for name, phrase in _LIMITS.items() if name in part]
 
 
-def choices(annotation: Any) -> list[str]:
+def choices(annotation: object) -> list[str]:
     """Return the strings that are allowed, if a type allows only some."""
     values = [value for part in _alternatives(*_schema(annotation)) for value in _choices(part)]
     return [value for value in values if isinstance(value, str)]
@@ -57,7 +57,7 @@ def _alternatives(schema: Schema, definitions: dict[str, Schema]) -> list[Schema
     return [each for part in schema.get("anyOf", ()) for each in _alternatives(part, definitions)] or [schema]
 
 
-def _choices(schema: Schema) -> list[Any]:
+def _choices(schema: Schema) -> list[object]:
     return [schema["const"]] if "const" in schema else schema.get("enum", [])
 
 

@@ -7,7 +7,6 @@ while ``no``, ``12:30`` and ``2024-01-01`` are strings.
 import math
 import re
 from io import StringIO
-from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
@@ -18,6 +17,7 @@ from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
+from whet.base.strict_json import JsonObject
 from whet.config.base import Config
 from whet.config.issues import ConfigIssue, RecipeError
 from whet.config.tree import Node, Path, dotted
@@ -68,7 +68,7 @@ def parse_yaml(text: str, source: str, issues: list[ConfigIssue], *, numbered: b
     return None if root is None else reading.convert(root, (), source)
 
 
-def parse_mapping(text: str, source: str) -> dict[str, Any]:
+def parse_mapping(text: str, source: str) -> JsonObject:
     """Return the plain values of a YAML mapping, {} for another text. Raises RecipeError for invalid YAML."""
     tree = parse_yaml(text, source, [])
     return tree.plain() if tree is not None and isinstance(tree.value, dict) else {}
@@ -146,7 +146,7 @@ class _Representer(SafeRepresenter):
 _Representer.add_representer(str, _Representer.represent_str)
 
 
-def dump_yaml(value: Config | dict[str, Any]) -> str:
+def dump_yaml(value: Config | dict[str, object]) -> str:
     """Return the resolved recipe as YAML. Loading it gives an equal value; floats are exact (``1e-06``)."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer, yaml.width = _Representer, 2**30

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 from whet.base.seeds import derive_seed
-from whet.core.forest import columns_of, concat_aranges, predictors
+from whet.core.forest import columns_of, concat_aranges, paths, predictors, with_ancestors
 from whet.core.types import Distribution, Group, Weighting
 
 Axis = Literal["token", "sequence"]
@@ -36,10 +36,13 @@ class ModelOutput:
     topk: Tensor | None = None  # [N, K]; log-probs of the batch's column ``topk_ids``, else of ``topk_ids`` below
     topk_ids: Tensor | None = None  # [N, K] int64; the most likely tokens, if the model was asked for them
 
+    def columns(self) -> dict[str, Tensor]:
+        """Return the tensors above that the model was asked for, by name."""
+        return {each.name: tensor for each in fields(self) if (tensor := getattr(self, each.name)) is not None}
+
     def column(self, name: Output) -> Tensor:
         """Return one of the tensors above. Raises ``DataError`` if the model was not asked for it."""
-        tensor: Tensor | None = getattr(self, name)
-        if tensor is None:
+        if (tensor := self.columns().get(name)) is None:
             raise DataError(f"the model was not asked for {name!r}; a loss must name it in `outputs`")
         return tensor
 
@@ -102,10 +105,7 @@ class Batch:
 
         Raises ``DataError`` for a failed episode, or for a trajectory whose spans have no tokens.
         """
-        return cls(
-            **columns_of(groups, share_prompts),
-            distribution=distribution or Distribution(),
-        )
+        return cls(**columns_of(groups, share_prompts), distribution=distribution or Distribution())
 
     def __len__(self) -> int:
         return self.tokens.numel()
@@ -136,10 +136,14 @@ class Batch:
         """Each token's sequence, -1 where it is shared. [N] int64"""
         return self.segment_sequence.repeat_interleave(self.segment_length, output_size=len(self))
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of all attributes that are set, by name."""
+        return {name: tensor for name in _AXES if (tensor := getattr(self, name)) is not None}
+
     @property
     def filled(self) -> frozenset[str]:
         """The names of the filled columns."""
-        return frozenset(name for name in _COMMON if getattr(self, name) is not None) | self.columns.keys()
+        return frozenset(_COMMON & self.tensors().keys() | self.columns.keys())
 
     def fill(self, name: str, values: Tensor, axis: Axis = "token") -> None:
         """Write ``values``, [N, ...] or [S, ...], to the column ``name``. Raises ``DataError`` for a wrong size."""
@@ -159,8 +163,7 @@ class Batch:
                 f"the column {name!r} is not filled. Filled columns: {filled}. A loss lists the columns it reads in "
                 "`reads`, and an algorithm the columns that its `prepare` fills in `fills`"
             )
-        values: Tensor = getattr(self, name) if name in _COMMON else self.columns[name].values
-        return values
+        return self.tensors()[name] if name in _COMMON else self.columns[name].values
 
     def score(self, name: str) -> Tensor:
         """Return a score per sequence, [S]. Raises ``DataError`` if no sequence has it, unless all are truncated."""
@@ -215,17 +218,9 @@ class Batch:
     def paths(self) -> list[Tensor]:
         """Return the token indices of each sequence in order, shared tokens first: S tensors, [n] each, empty for a
         sequence without unshared tokens."""
-        start, length = self.segment_start.tolist(), self.segment_length.tolist()
-        runs: list[Tensor] = []  # of each segment, with its ancestors
-        paths = [torch.zeros(0, dtype=torch.long)] * self.sequences
-        for segment, (parent, sequence) in enumerate(
-            zip(self.segment_parent.tolist(), self.segment_sequence.tolist(), strict=True)
-        ):
-            tokens = torch.arange(start[segment], start[segment] + length[segment])
-            runs.append(tokens if parent < 0 else torch.cat([runs[parent], tokens]))
-            if sequence >= 0:
-                paths[sequence] = runs[segment]
-        return paths
+        return paths(
+            self.segment_start, self.segment_length, self.segment_parent, self.segment_sequence, self.sequences
+        )
 
     def weigh(self, weighting: Weighting, divisor: int | None = None) -> Batch:
         """Return the batch with ``weight`` filled: each trained token's share of the optimizer step, from counts over
@@ -259,14 +254,7 @@ class Batch:
         selected = torch.zeros(self.sequences + 1, dtype=torch.bool)
         selected[sequences] = True  # the extra last element is for -1, "shared"
         keep = selected[self.segment_sequence]
-        while True:  # until the parents of all kept segments are kept
-            parents = self.segment_parent[keep]
-            parents = parents[parents >= 0]
-            if bool(keep[parents].all()):
-                break
-            keep[parents] = True
-
-        segments = keep.nonzero().squeeze(1)
+        segments = with_ancestors(keep, self.segment_parent).nonzero().squeeze(1)
         length = self.segment_length[segments]
         start = length.cumsum(0) - length
         tokens = concat_aranges(self.segment_start[segments], length)
@@ -301,14 +289,11 @@ class Batch:
 
     def _each(self, change: Callable[[Tensor, str], Tensor]) -> Batch:
         """Return the batch with ``change(tensor, axis)`` applied to every tensor."""
-        common: dict[str, Any] = {
-            f.name: change(v, f.metadata["axis"])
-            for f in fields(self)
-            if "axis" in f.metadata and (v := getattr(self, f.name)) is not None
-        }
+        common: dict[str, Any] = {name: change(tensor, _AXES[name]) for name, tensor in self.tensors().items()}
         scores = {name: change(values, "sequence") for name, values in self.scores.items()}
         columns = {name: Column(change(c.values, c.axis), c.axis) for name, c in self.columns.items()}
         return replace(self, **common, scores=scores, columns=columns)
 
 
-_COMMON = tuple(column.name for column in fields(Batch) if "axis" in column.metadata and column.default is None)
+_AXES: dict[str, str] = {each.name: each.metadata["axis"] for each in fields(Batch) if "axis" in each.metadata}
+_COMMON = {each.name for each in fields(Batch) if each.name in _AXES and each.default is None}

@@ -245,3 +245,29 @@ def _joined(pieces: Iterable[Sequence[float] | None], dtype: "torch.dtype", coun
         if piece is not None:
             into[end - count : end] = piece
     return result
+
+
+def paths(start: Tensor, length: Tensor, parent: Tensor, sequence: Tensor, sequences: int) -> list[Tensor]:
+    """Return the token indices of each sequence in order, shared tokens first: S tensors, [n] each, empty for a
+    sequence without unshared tokens. The first four describe the segments, [segments] int64."""
+    starts, lengths = start.tolist(), length.tolist()
+    runs: list[Tensor] = []  # of each segment, with its ancestors
+    paths = [torch.zeros(0, dtype=torch.long)] * sequences
+    for segment, (above, of) in enumerate(zip(parent.tolist(), sequence.tolist(), strict=True)):
+        tokens = torch.arange(starts[segment], starts[segment] + lengths[segment])
+        runs.append(tokens if above < 0 else torch.cat([runs[above], tokens]))
+        if of >= 0:
+            paths[of] = runs[segment]
+    return paths
+
+
+def with_ancestors(kept: Tensor, parent: Tensor) -> Tensor:
+    """Return the mask of the kept segments and of all their ancestors. [segments] bool and int64 ->
+    [segments] bool"""
+    kept = kept.clone()
+    while True:  # until the parents of all kept segments are kept
+        parents = parent[kept]
+        parents = parents[parents >= 0]
+        if bool(kept[parents].all()):
+            return kept
+        kept[parents] = True

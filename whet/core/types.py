@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from typing_extensions import TypeVar
 
 from whet.base.errors import DataError
+from whet.base.strict_json import JsonObject
 from whet.core.content import Content
 
 D = TypeVar("D", default=Any)  # the data of a task
@@ -27,7 +28,7 @@ class FunctionCall(TypedDict):
     """A function call by a model. The arguments are an object, as chat templates expect them."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: JsonObject
 
 
 class ToolCall(TypedDict):
@@ -79,7 +80,7 @@ class Task(Generic[D]):
     environment: str = ""  # the name of its part in a blend or mixture
 
     @property
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, object]:
         """The data by name, for readers that get a name from a setting or from a row. Fields of a class that are None
         are left out. Raises ``DataError`` for data without names."""
         data: object = self.data
@@ -118,7 +119,7 @@ class Trajectory:
 
     spans: list[Span]
     messages: list[Message] = field(default_factory=list)  # the same as text, for people and group graders
-    tools: list[dict[str, Any]] | None = None  # JSON schemas of the tools in the prompt
+    tools: list[JsonObject] | None = None  # JSON schemas of the tools in the prompt
     role: str = ""  # the seat that the policy played, in an episode of several roles
 
     @property
@@ -158,18 +159,18 @@ class Episode:
     error: str | None = None  # the reason, if FAILED
     rewards: dict[str, float] = field(default_factory=dict)  # by role, if there are roles; ``reward`` is their mean
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the episode as values that JSON can hold."""
         return asdict(self, dict_factory=_with_lists)
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> "Episode":
+    def from_json(cls, saved: JsonObject) -> "Episode":
         """Return the episode that ``to_json`` saved, with or without a round trip through JSON."""
 
-        def span(saved: dict[str, Any]) -> Span:
+        def span(saved: JsonObject) -> Span:
             return Span(**(saved | {"versions": saved["versions"] and tuple(saved["versions"])}))
 
-        def branch(saved: dict[str, Any]) -> Trajectory:
+        def branch(saved: JsonObject) -> Trajectory:
             return Trajectory(
                 [span(item) for item in saved["spans"]], saved["messages"], saved.get("tools"), saved.get("role", "")
             )
@@ -231,5 +232,5 @@ class Group:
         return rewards
 
 
-def _with_lists(items: list[tuple[str, Any]]) -> dict[str, Any]:
+def _with_lists(items: list[tuple[str, object]]) -> dict[str, object]:
     return {name: value.tolist() if isinstance(value, array) else value for name, value in items}

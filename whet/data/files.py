@@ -8,18 +8,22 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from whet.base.errors import DataError
 from whet.base.extras import extra
 from whet.base.strict_json import STRICT, TABLES
+from whet.config.issues import did_you_mean
 from whet.data.jsonl import LeaveOut, Placed, WrongRowError, iterate_jsonl
 from whet.data.values import without_nulls
 
 TEXT_TABLES = (".csv", ".tsv")
 """Formats in which each value is a text."""
 
+_OFFICE = (".xlsx", ".xls", ".ods")
 _FORMATS = (".arrow", ".feather", ".parquet", ".jsonl", ".ndjson", *TEXT_TABLES, ".json")
 _OF_DATASETS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # written by ``Dataset.save_to_disk``
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev|eval)(?![a-z])")
@@ -30,7 +34,7 @@ _LONGEST_CELL = 1 << 27  # characters
 def read_file(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
     """Return the rows of a data file, of all data files in a folder, or of all files that match a pattern such as
     ``rows/train-*.parquet``, in the order of their names. The place of a row is its line or, in Parquet, Arrow and JSON
-    arrays, its number, counted from 1. ``nan_is_null``: see ``read_jsonl``.
+    arrays, its number, counted from 1. ``nan_is_null``: see ``iterate_jsonl``.
 
     Raises ``DataError`` for a file that can't be read or holds no rows, and, with its place, for a row that is damaged.
     """
@@ -90,6 +94,18 @@ def data_files(path: str | Path) -> list[Path]:
     return files
 
 
+def absent(path: Path) -> str:
+    """Return the error text for a file that does not exist: where it was looked for, and what may have been meant."""
+    if path.name.startswith("your-"):  # as the recipes for own data have it
+        return f"set data.path to a file of yours ({path} stands for it), as in data.path=rows.parquet"
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return f"can't read {path}: there is no folder {folder}"
+    near = did_you_mean(path.name, [file.name for file in folder.iterdir() if _format(file) in _FORMATS])
+    place = "" if path.is_absolute() else f" in {folder}"
+    return f"can't read {path}: there is no such file{place}.{near}"
+
+
 def _format(path: Path) -> str:
     name = path.name.lower().removesuffix(".gz")
     return Path(name).suffix
@@ -98,12 +114,14 @@ def _format(path: Path) -> str:
 def _rows(path: Path, nan_is_null: bool, leave_out: LeaveOut) -> Iterator[Placed]:
     suffix = _format(path)
     if not path.exists():
-        raise DataError(f"can't read {path}: No such file or directory")
+        raise DataError(absent(path))
     if not path.is_file():
         raise DataError(f"can't read {path}: it is a device or a pipe, and a data file is needed")
+    if suffix in _OFFICE:
+        raise DataError(f"can't read {path}: spreadsheets are not read; save the sheet as CSV")
     try:
         if suffix in TEXT_TABLES:
-            yield from _csv_rows(path, "\t" if suffix == ".tsv" else ",", leave_out)
+            yield from _csv_rows(path, "\t" if suffix == ".tsv" else None, leave_out)
         elif suffix in (".parquet", ".arrow", ".feather"):
             yield from _columnar_rows(path, suffix)
         elif suffix == ".json" and (array := _json_array(path, nan_is_null)) is not None:
@@ -118,12 +136,16 @@ def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.GzipFile(path) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
-def _csv_rows(path: Path, delimiter: str, leave_out: LeaveOut) -> Iterator[Placed]:
+def _csv_rows(path: Path, delimiter: str | None, leave_out: LeaveOut) -> Iterator[Placed]:
+    """``delimiter``: without one it is a comma, or a semicolon where the header has no comma, as spreadsheets write in
+    many languages."""
     csv.field_size_limit(_LONGEST_CELL)
     with _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
         line = 1
         try:
+            first = text.readline()
+            delimiter = delimiter or (";" if ";" in first and "," not in first else ",")
+            reader = csv.reader(chain([first], text), delimiter=delimiter, strict=True)
             header = next(reader, [])
             if len(set(header)) < len(header) or not all(name.strip() for name in header):
                 raise DataError(f"{path}:1: the header must name each column once; it holds: {', '.join(header)}")
@@ -142,7 +164,7 @@ def _csv_rows(path: Path, delimiter: str, leave_out: LeaveOut) -> Iterator[Place
             raise DataError(f"{path}: not UTF-8 text: {problem.reason}; save the file as UTF-8") from None
 
 
-def _cell(text: str, where: str, name: str) -> Any:
+def _cell(text: str, where: str, name: str) -> object:
     """Return the lists and objects that a cell holds as JSON, and any other text unchanged."""
     if _PYTHON_LIST.match(text):
         raise DataError(
@@ -197,7 +219,7 @@ def _columnar_rows(path: Path, suffix: str) -> Iterator[Placed]:
         raise DataError(f"can't read {path} as {kind}, after row {number}: {problem}") from None
 
 
-def _arrow_reader(path: Path, ipc: Any, pyarrow: Any) -> Callable[[], Iterator[Any]]:
+def _arrow_reader(path: Path, ipc: ModuleType, pyarrow: ModuleType) -> Callable[[], Iterator[Any]]:
     """Return a reader of the batches of an Arrow file, or of an Arrow stream, as ``datasets`` writes."""
     source = pyarrow.memory_map(str(path))
     try:

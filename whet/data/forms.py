@@ -4,9 +4,8 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from whet.base.strict_json import STRICT
+from whet.base.strict_json import STRICT, JsonObject
 
 _ROLES = {
     "human": "user", "user": "user", "prompter": "user",
@@ -18,7 +17,7 @@ _ANSWERS = {"output": "input", "response": "context"}  # Alpaca's and Dolly's: t
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 
 
-def conversation(values: Mapping[str, Any]) -> dict[str, Any]:
+def conversation(values: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of a row with a published form replaced by ``messages``, ``prompt`` and ``completion``, or
     ``chosen`` and ``rejected``. Raises ``ValueError`` for a ShareGPT turn that is not one."""
     fields = dict(values)
@@ -37,7 +36,7 @@ def conversation(values: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _from_instruction(fields: dict[str, Any], paired: bool) -> None:
+def _from_instruction(fields: dict[str, object], paired: bool) -> None:
     answer = next((name for name in _ANSWERS if isinstance(fields.get(name), str)), None)
     if answer is None and not paired:
         return
@@ -48,7 +47,7 @@ def _from_instruction(fields: dict[str, Any], paired: bool) -> None:
         fields["completion"] = fields.pop(answer)
 
 
-def _answer(value: Any, name: str) -> Any:
+def _answer(value: object, name: str) -> object:
     """Return a transcript or a single message as a list of messages, and anything else unchanged."""
     if isinstance(value, str) and value.startswith("\n\nHuman:"):
         texts = _TURN.split(value)[1:]
@@ -61,13 +60,13 @@ def _answer(value: Any, name: str) -> Any:
     return value
 
 
-def _messages(turns: Any, name: str) -> list[dict[str, Any]]:
+def _messages(turns: object, name: str) -> list[JsonObject]:
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"field {name!r} must be a list of turns that is not empty")
     return [_message(turn, f"{name}[{index}]") for index, turn in enumerate(turns)]
 
 
-def _message(turn: Any, where: str) -> dict[str, Any]:
+def _message(turn: object, where: str) -> dict[str, object]:
     if isinstance(turn, dict) and "role" in turn:
         return turn
     speaker, text = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)

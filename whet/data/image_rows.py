@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.base.errors import DataError
-from whet.base.strict_json import STRICT
+from whet.base.strict_json import STRICT, JsonObject
 from whet.core.content import ImagePart
 from whet.data.values import without_bytes
 from whet.fetch.images import read_image, source_of
@@ -23,7 +23,7 @@ _MARK = "<image>"
 _PLACEHOLDER = {"type": "image"}
 
 
-def with_images(fields: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+def with_images(fields: JsonObject, folder: Path | None) -> JsonObject:
     """Return the fields of a row with its images in the messages, without their column and without other values of
     bytes. ``folder``: see ``read_image``. Raises ``ValueError`` naming the field of an image that can't be read, and
     unless each image of the column has one place in the messages."""
@@ -57,7 +57,7 @@ def data_part(part: Mapping[str, object]) -> ImagePart:
     return {"type": "image", "url": url}
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[object]:
     if isinstance(value, str) and value.startswith("["):  # a table's text
         try:
             value = STRICT.decode(value)
@@ -88,7 +88,7 @@ def _places(messages: object) -> int:
     return sum(_is_image(part) and source_of(part) is None for part in _parts(messages))
 
 
-def _filled(message: Any, urls: Iterator[str], folder: Path | None, field: str) -> Any:
+def _filled(message: Any, urls: Iterator[str], folder: Path | None, field: str) -> object:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list) or not any(map(_is_image, content)):
         return message
@@ -102,7 +102,7 @@ def _filled(message: Any, urls: Iterator[str], folder: Path | None, field: str) 
     return {**message, "content": parts}
 
 
-def _add_places(row: dict[str, Any], count: int) -> None:
+def _add_places(row: JsonObject, count: int) -> None:
     """Put placeholders of the column's images into the question: at the marks, or before the first text."""
     asked = next((name for name in _QUESTIONS if row.get(name)), "")
     for name in (asked,) if asked else ("chosen", "rejected"):
@@ -136,7 +136,7 @@ def _texts(messages: list[Any]) -> Iterator[str]:
                 yield text
 
 
-def _edited(message: Any, edit: Callable[[list[Any]], list[Any]]) -> Any:
+def _edited(message: Any, edit: Callable[[list[object]], list[object]]) -> object:
     """Return a message of the user with its parts edited, and another message unchanged."""
     if not _by_user(message):
         return message
@@ -144,7 +144,7 @@ def _edited(message: Any, edit: Callable[[list[Any]], list[Any]]) -> Any:
     return {**message, "content": edit(content if isinstance(content, list) else [{"type": "text", "text": content}])}
 
 
-def _split(parts: list[Any]) -> list[Any]:
+def _split(parts: list[object]) -> list[object]:
     """Return the parts with a placeholder for each mark in their texts."""
     split = list[Any]()
     for part in parts:

@@ -15,7 +15,7 @@ from whet.data.jsonl import Placed
 from whet.fetch.images import is_image, read_image
 
 
-def as_rows(data: Iterable[Mapping[str, Any]], name: str = "data") -> list[Placed]:
+def as_rows(data: Iterable[Mapping[str, object]], name: str = "data") -> list[Placed]:
     """Return the rows of a list, data set or table, each with its place, as in "row 3 of data" (from 0); missing cells
     of a table become None. ``name`` is the argument that holds them. Raises ``DataError`` naming the first row that is
     not a dict."""
@@ -40,14 +40,14 @@ def write_rows(path: Path, rows: Sequence[Placed]) -> None:
     write_atomically(path, "".join(f"{_line(row, where)}\n" for where, row in rows))
 
 
-def _line(row: Mapping[str, Any], where: str) -> str:
+def _line(row: Mapping[str, object], where: str) -> str:
     try:
         return json.dumps(row, allow_nan=False, default=_plain)
     except (TypeError, ValueError, DataError) as error:
         raise DataError(f"{where}: {error}") from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a numpy value as Python's, and an image as a data URL."""
     if hasattr(value, "tolist"):
         return value.tolist()

@@ -32,21 +32,13 @@ def _folder_of_file(file: str) -> Path | None:
     return Path(file).parent if Path(file).is_file() else None
 
 
-def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
-    """Return the objects of a file. Blank lines and a byte order mark are allowed. With ``nan_is_null``, ``NaN``, which
-    tables have for a missing cell, is read as null.
-
-    Raises ``DataError`` for a file that can't be read or has no rows, and, naming the line, for a line that is not a
-    JSON object, or has a duplicate key or a number that is not finite.
-    """
-    rows = list(iterate_jsonl(path, nan_is_null))
-    if not rows:
-        raise DataError(f"{path} holds no rows")
-    return rows
-
-
 def iterate_jsonl(path: str | Path, nan_is_null: bool = False, leave_out: LeaveOut | None = None) -> Iterator[Placed]:
-    """Yield the rows of ``read_jsonl`` one by one."""
+    """Yield the objects of a file. Blank lines and a byte order mark are allowed. With ``nan_is_null``, ``NaN``, which
+    tables have for a missing cell, is read as null. ``leave_out`` is called with the error of a wrong line.
+
+    Raises ``DataError`` for a file that can't be read and, naming the line, for a line that is not a JSON object, or
+    has a duplicate key or a number that is not finite, unless there is ``leave_out``.
+    """
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
@@ -70,7 +62,7 @@ def iterate_jsonl(path: str | Path, nan_is_null: bool = False, leave_out: LeaveO
         raise DataError(f"can't read {path}: {problem.strerror or problem}") from None
 
 
-def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, Any]:
+def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, object]:
     try:
         value = (TABLES if nan_is_null else STRICT).decode(line.decode())
     except UnicodeDecodeError as problem:

@@ -3,10 +3,11 @@
 import random
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 
 from whet.base.errors import ConfigError, DataError
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 
 
 class RowOrder(Protocol):
@@ -29,9 +30,9 @@ class RowOrder(Protocol):
         """Return the passes over the rows so far, by the name of the metric."""
         ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> JsonObject: ...
 
-    def load_state(self, state: dict[str, Any]) -> None: ...
+    def load_state(self, state: dict[str, object]) -> None: ...
 
 
 class TaskOrder:
@@ -71,7 +72,7 @@ class TaskOrder:
         """Return the position as JSON values, for a checkpoint."""
         return {"epoch": self.epoch, "cursor": self.cursor, "count": self.count}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: JsonObject) -> None:
         """Continue from a position. Raises ``ConfigError`` if the number of tasks has changed."""
         if state.get("count") != self.count:
             raise ConfigError(
@@ -134,11 +135,11 @@ class MixedOrder:
         parts = {f"data/{name}/epoch": order.passes()["data/epoch"] for name, order in self.orders.items()}
         return {"data/epoch": whole, **parts}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return the position as JSON values, for a checkpoint."""
         return {"drawn": dict(self.drawn), "orders": {name: order.state() for name, order in self.orders.items()}}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: JsonObject) -> None:
         """Continue from a position. Raises ``ConfigError`` if the kinds of rows or their numbers have changed."""
         if (saved := sorted(state.get("drawn", ()))) != sorted(self.drawn):
             raise ConfigError(

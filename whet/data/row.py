@@ -5,12 +5,13 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from whet.base.errors import DataError
-from whet.config.nearest import did_you_mean
+from whet.base.strict_json import JsonObject
+from whet.config.issues import did_you_mean
 from whet.data.files import is_text_table, iterate_file
 from whet.data.jsonl import LeaveOut, WrongRowError, folder_of
 from whet.data.values import without_bytes, without_nulls
@@ -70,7 +71,7 @@ class Row(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     _where: str = PrivateAttr("")
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _given: JsonObject = PrivateAttr(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -78,7 +79,7 @@ class Row(BaseModel):
         return self._where
 
     @property
-    def given(self) -> dict[str, Any]:
+    def given(self) -> JsonObject:
         """Return the object of the file, before the fields were validated."""
         return self._given
 
@@ -86,7 +87,7 @@ class Row(BaseModel):
     def of(
         cls,
         where: str,
-        values: Mapping[str, Any],
+        values: JsonObject,
         as_texts: bool = False,
         columns: Mapping[str, str] | None = None,
         image_folder: str | None = None,
@@ -106,7 +107,7 @@ class Row(BaseModel):
         return row
 
     @classmethod
-    def prepared(cls, values: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    def prepared(cls, values: JsonObject, folder: Path | None) -> dict[str, object]:
         """Return the fields to validate, by default all except bytes. ``folder``: the folder of the images."""
         return without_bytes(values)
 
@@ -124,7 +125,7 @@ def read_rows(
     """Return the rows of a data file, a folder or a pattern (see ``read_file``), of a JSONL file on the web
     (``https://...#sha256=...``, with its hash) or, as ``hf:name:config:split``, of a data set on the Hugging Face Hub.
     ``columns`` maps fields to the file's columns, and replaces columns with the name of such a field; ``nan_is_null``:
-    see ``read_jsonl``; ``image_folder``: see ``Row.of``.
+    see ``iterate_jsonl``; ``image_folder``: see ``Row.of``.
 
     Raises ``DataError`` for a file that can't be read, and for the first wrong row.
     """
@@ -136,12 +137,12 @@ def placed_rows(
     columns: Mapping[str, str] | None = None,
     nan_is_null: bool = False,
     leave_out: LeaveOut | None = None,
-) -> Iterator[tuple[str, dict[str, Any], bool]]:
+) -> Iterator[tuple[str, dict[str, object], bool]]:
     """Yield the rows of ``read_rows`` one by one as the arguments of ``Row.of``: place, values, and whether they are
     all texts. ``leave_out``: see ``iterate_file``."""
     columns = columns or {}
 
-    def renamed(values: dict[str, Any]) -> dict[str, Any]:
+    def renamed(values: dict[str, object]) -> dict[str, object]:
         fields = {name: values[column] for name, column in columns.items() if column in values}
         replaced = fields.keys() | set(columns.values())
         return fields | {name: value for name, value in values.items() if name not in replaced}
@@ -157,22 +158,32 @@ def placed_rows(
         yield where, renamed(values), as_texts
 
 
+_USUAL = {  # what the fields are often called
+    "prompt": ("question", "instruction", "problem", "query", "input", "text"),
+    "completion": ("answer", "response", "output", "solution", "reply", "target"),
+    "chosen": ("preferred", "accepted", "winner", "better"),
+    "rejected": ("dispreferred", "loser", "worse"),
+}
+
+
 def missing(name: str, fields: Collection[str], columns: Mapping[str, str] | None = None) -> str:
     """Return the error text for a row with these fields that lacks one, or lacks the column that it comes from."""
     if columns and name in columns:
-        column, here = columns[name], ", ".join(fields) or "none"
-        return f"columns.{name} = {column!r} is not a column of this row ({here}).{did_you_mean(column, fields)}"
-    present = sorted(fields)
-    rename = f"; if {present[0]!r} is meant, set columns={{{name}: {present[0]}}}" if present else ""
+        column, here = columns[name], [columns.get(field, field) for field in fields]
+        present = f"it has {', '.join(here)}" if here else "it has no value at all"
+        return f"the row has no {column!r} (columns.{name}); {present}.{did_you_mean(column, here)}"
+    usual = (field for field in _USUAL.get(name, ()) if field in fields)
+    meant = next(usual, min(fields, default=None))
+    rename = "" if meant is None else f"; if {meant!r} is meant, set columns={{{name}: {meant}}}"
     return f"field {name!r} is missing (fields of this row: {', '.join(fields) or 'none'}{rename})"
 
 
-def _problem(error: ValidationError, values: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+def _problem(error: ValidationError, values: Mapping[str, object], columns: Mapping[str, str]) -> str:
     text = _text(error, values, columns)
     return next((missing(name, values, columns) for name in columns if f"field {name!r} is missing" in text), text)
 
 
-def _text(error: ValidationError, values: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+def _text(error: ValidationError, values: Mapping[str, object], columns: Mapping[str, str]) -> str:
     detail = error.errors(include_url=False)[0]
     what = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else _WRONG.get(detail["type"], detail["msg"])
     if not detail["loc"]:  # of the row as a whole

@@ -1,7 +1,7 @@
 """Rows of conversations. Each message is validated, and the order of messages must allow training on the replies."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from whet.base.strict_json import STRICT
+from whet.base.strict_json import STRICT, JsonObject
 from whet.core.content import content_of, image_urls, words_of
 from whet.core.types import Message
 from whet.data.forms import conversation
@@ -17,7 +17,7 @@ from whet.data.image_rows import data_part, with_images
 from whet.data.row import Row, missing, unicode
 
 
-def _message(value: dict[str, Any]) -> dict[str, Any]:
+def _message(value: dict[str, object]) -> dict[str, object]:
     calls, content = value.get("tool_calls"), value.get("content")
     if not isinstance(value.get("role"), str):
         raise ValueError("must be a message with a 'role' and a 'content'")
@@ -40,8 +40,8 @@ def _is_call(call: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def _said_by(role: str) -> Callable[[Any], Any]:
-    def messages(value: Any) -> Any:
+def _said_by(role: str) -> Callable[[object], object]:
+    def messages(value: Any) -> object:
         if isinstance(value, str) and value.strip():
             return [{"role": role, "content": value}]
         if not isinstance(value, list) or not value:
@@ -65,7 +65,7 @@ class Answer:
     reward: float = 0.0
 
 
-def _of_json(tools: Any) -> Any:
+def _of_json(tools: object) -> object:
     """Return the tools, which tables have as a text of JSON because the objects differ."""
     if not isinstance(tools, str):
         return tools
@@ -79,11 +79,11 @@ class Example(Row, ABC):
     """A row of one or more answers to one question, and the ``tools`` that may be called."""
 
     tools: Annotated[
-        list[dict[str, Any]] | None, BeforeValidator(_of_json), AfterValidator(lambda tools: tools or None)
+        list[JsonObject] | None, BeforeValidator(_of_json), AfterValidator(lambda tools: tools or None)
     ] = None
 
     @classmethod
-    def prepared(cls, values: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    def prepared(cls, values: JsonObject, folder: Path | None) -> dict[str, object]:
         return with_images(conversation(values) if cls.in_published_forms else values, folder)
 
     in_published_forms: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class Example(Row, ABC):
         """Return the messages before the reply."""
         return self.answers[0].messages[:-1]
 
-    def output(self) -> dict[str, Any]:
+    def output(self) -> JsonObject:
         """Return the row as JSON values, in the fields of this class regardless of its published form."""
         return {"messages": self.answers[0].messages} | ({"tools": self.tools} if self.tools else {})
 
@@ -146,7 +146,7 @@ class Scored(Conversation):
 
     score: float
 
-    def output(self) -> dict[str, Any]:
+    def output(self) -> dict[str, object]:
         return {**super().output(), "score": self.score}
 
     @property
@@ -161,7 +161,7 @@ class Labelled(Conversation):
 
     label: bool
 
-    def output(self) -> dict[str, Any]:
+    def output(self) -> JsonObject:
         return {**super().output(), "label": self.label}
 
     @property
@@ -174,7 +174,7 @@ class Pair(Example):
 
     fields = ("prompt", "chosen", "rejected")
 
-    def output(self) -> dict[str, Any]:
+    def output(self) -> dict[str, object]:
         asked = self.question
         chosen, rejected = (answer.messages[len(asked) :] for answer in self.answers)
         pair = {"prompt": asked, "chosen": chosen, "rejected": rejected}
@@ -233,11 +233,11 @@ class Prompt(Example):
         return as_messages(self.prompt)
 
     @property
-    def declared(self) -> list[dict[str, Any]] | None:
+    def declared(self) -> list[dict[str, object]] | None:
         """Return the tools that the prompt shows to the policy, if any."""
         return None
 
-    def output(self) -> dict[str, Any]:
+    def output(self) -> JsonObject:
         return self.given
 
 
@@ -250,7 +250,7 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
     return [message | {"content": words_of(message["content"])} for message in messages]
 
 
-def as_messages(checked: list[dict[str, Any]]) -> list[Message]:
+def as_messages(checked: list[dict[str, object]]) -> list[Message]:
     """Return checked messages under their type."""
     return cast(list[Message], checked)
 

@@ -7,7 +7,7 @@ rendered turn by turn, exactly as a rollout would append them, so that a model i
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 from whet.chat.calls import match_results
 from whet.chat.renderer import Renderer
 from whet.core.content import image_urls, words_of
@@ -55,7 +56,7 @@ class Rows(Data):
         """Return one group per row of each split, rendered when drawn; with ``judging``, for a reward model. All rows
         are read and validated now. Raises ``DataError`` for a file that can't be read, or a wrong row."""
 
-    def order(self, train: MappedRows[Any], seed: int) -> RowOrder:
+    def order(self, train: MappedRows[object], seed: int) -> RowOrder:
         """Return the order in which the training rows are drawn: shuffled in each epoch."""
         return TaskOrder(len(train), seed)
 
@@ -90,7 +91,7 @@ class FileRows(Rows):
         """Return what is read to prepare these rows: ``path``, and sets to which its rows refer."""
         return (self.path,)
 
-    def row(self, where: str, values: Mapping[str, Any], as_texts: bool = False) -> Example:
+    def row(self, where: str, values: JsonObject, as_texts: bool = False) -> Example:
         """Return the row at ``where``. Raises ``DataError`` naming the first field that is wrong."""
         return self.kind.of(where, values, as_texts, self.columns, self.image_folder)
 
@@ -201,7 +202,7 @@ class PromptRows(FileRows):
     needs: tuple[str, ...] = ()
     """Columns without which a row is wrong, such as the columns that the reward function reads."""
 
-    def row(self, where: str, values: Mapping[str, Any], as_texts: bool = False) -> Example:
+    def row(self, where: str, values: JsonObject, as_texts: bool = False) -> Example:
         row = super().row(where, values, as_texts)
         for name in (*self.columns, *self.needs):
             if name not in values:
@@ -255,7 +256,7 @@ def render_conversation(row: Example, answer: Answer, renderer: Renderer, train_
 
 
 def _spans(
-    messages: list[Message], tools: list[dict[str, Any]] | None, renderer: Renderer, train_on: TrainOn
+    messages: list[Message], tools: list[dict[str, object]] | None, renderer: Renderer, train_on: TrainOn
 ) -> list[Span]:
     messages = match_results(messages)
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]

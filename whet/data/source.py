@@ -6,9 +6,10 @@ Rows are converted to groups when they are drawn.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from whet.base.errors import ConfigError, DataError
+from whet.base.strict_json import JsonObject
 from whet.core.types import Group
 from whet.data.order import RowOrder, TaskOrder
 from whet.metrics import Metrics
@@ -36,11 +37,11 @@ class Source(Protocol):
         """Return the metrics and timing since the last call."""
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return all that a resumed run needs, as JSON values for a checkpoint."""
         ...
 
-    def load_state(self, state: dict[str, Any], version: int) -> None:
+    def load_state(self, state: dict[str, object], version: int) -> None:
         """Continue from ``state``, after step ``version``."""
         ...
 
@@ -63,7 +64,7 @@ class DatasetSource:
 
     def __init__(
         self,
-        groups: Sequence[Group] | MappedRows[Any],
+        groups: Sequence[Group] | MappedRows[object],
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
@@ -123,11 +124,11 @@ class DatasetSource:
         metrics, self._metrics = self._metrics, Metrics()
         return metrics, Timing()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return the position after the last trained batch, as JSON values for a checkpoint."""
         return {"order": self._trained}
 
-    def load_state(self, state: dict[str, Any], version: int = 0) -> None:
+    def load_state(self, state: JsonObject, version: int = 0) -> None:
         """Continue from a state."""
         self.order.load_state(state["order"])
         self._trained = self.order.state()

@@ -7,17 +7,17 @@ from decimal import Decimal
 from typing import Any
 
 
-def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+def without_nulls(row: Mapping[str, object]) -> dict[str, object]:
     """Return the row without fields, and fields of objects in it, that are null or NaN. Bytes (images, sounds) stay."""
     return {name: plain for name, value in row.items() if (plain := _plain(value)) is not None}
 
 
-def without_bytes(row: Mapping[str, Any]) -> dict[str, Any]:
+def without_bytes(row: Mapping[str, object]) -> dict[str, object]:
     """Return the row without fields, and fields of objects in it, that are bytes."""
     return {name: _json(value) for name, value in row.items() if not isinstance(value, bytes | bytearray)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     if isinstance(value, dict):
         return without_nulls(value)
     if isinstance(value, list | tuple):
@@ -29,7 +29,7 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, Decimal) else value
 
 
-def _json(value: Any) -> Any:
+def _json(value: object) -> object:
     if isinstance(value, dict):
         return without_bytes(value)
     if isinstance(value, list):

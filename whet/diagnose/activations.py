@@ -15,13 +15,14 @@ from whet.models.attention.forest import NAME, register, supports_forest
 from whet.models.attention.layout import ForestLayout
 from whet.models.attention.states import new_cache, supports_cached_decoding, tensors_of
 from whet.models.config import LoraSettings
+from whet.models.layer_heads import largest_heads
 from whet.models.loading import architecture, lora_targets
 from whet.models.moe.experts import experts_of
 from whet.models.moe.routing import has_experts
 from whet.models.stages import layers_of
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 _SOME = 16  # tokens; longer than the window of a convolution
@@ -129,7 +130,7 @@ def layer_bytes(config: "PretrainedConfig", lengths: list[int], *, precision: st
     return activation_bytes(single, lengths, precision=precision)
 
 
-def _model(config: "PretrainedConfig", dtype: torch.dtype) -> Any:
+def _model(config: "PretrainedConfig", dtype: torch.dtype) -> "PreTrainedModel":
     from transformers.initialization import no_init_weights
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -162,11 +163,11 @@ def _cached(config: "PretrainedConfig") -> tuple[int, int]:
     return per_token, sizes[0] - per_token * _SOME
 
 
-def _kv_per_token(text: Any) -> int:
-    """Return the KV cache of one layer per token. DeepSeek's latent attention caches one compressed vector."""
+def _kv_per_token(text: "PretrainedConfig") -> int:
+    """Return the KV cache of one layer per token: the one with the largest heads, if they differ. DeepSeek's latent
+    attention caches one compressed vector."""
     if getattr(text, "kv_lora_rank", None):
         return int(text.kv_lora_rank + text.qk_rope_head_dim)
     if not getattr(text, "num_attention_heads", None):
         return 0
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * size)
+    return largest_heads(text).cached

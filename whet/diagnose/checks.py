@@ -223,7 +223,7 @@ def sandbox() -> Iterator[Finding]:
 def model_cache(recipe: "Recipe | None" = None) -> Iterator[Finding]:
     """Report where models are kept, and whether the quickstart's model is there, which most recipes start from."""
     from whet.base.errors import WhetError
-    from whet.fetch.cache import cache_folder
+    from whet.fetch.download import cache_folder
     from whet.fetch.smollm2 import NAME, check_available, installed_package
 
     folder = cache_folder()

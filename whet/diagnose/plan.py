@@ -13,8 +13,10 @@ from whet.base.errors import WhetError
 from whet.base.files import format_bytes
 from whet.data.rows import PreferenceRows
 from whet.diagnose.activations import ModelSize, activation_bytes, layer_bytes, model_size
+from whet.diagnose.duration import Duration, estimate
 from whet.diagnose.layout import Shard, Stage, lay_out, stages
 from whet.diagnose.memory import BYTES, CUDA_CONTEXT, Memory, bucket_bytes, generator_memory, learner_memory
+from whet.diagnose.work import Work, count_work
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.models.loading import load_model_config
 from whet.models.moe.routing import experts_missing
@@ -47,6 +49,19 @@ class Plan:
     precision: str = ""  # of learner and generator, with the reason
     quantized: list[str] = field(default_factory=list)  # models with layers in 4 bits, and what that saves, in words
     warnings: list[str] = field(default_factory=list)
+    work: Work | None = None  # counts of the data; None: not counted
+    time: Duration | None = None  # None: not estimated
+
+
+def add_work(plan: Plan, recipe: "Recipe") -> None:
+    """Count the rows or tasks of a recipe and estimate its time, which takes as long as a run takes to read its data.
+    Data that can't be counted are a warning."""
+    try:
+        recipe, plan.work, samples = count_work(decide(recipe, starts=False)[0])
+    except WhetError as error:
+        plan.warnings.append(f"steps, tokens and time are not counted: {error}")
+        return
+    plan.time = estimate(recipe, plan.work, samples)
 
 
 def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, gpu: bool = False) -> Plan:
@@ -75,18 +90,14 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
 
 
 def _batch(recipe: "Recipe") -> str:
-    """Describe the data of one step and of all steps."""
-    groups, steps = recipe.data.groups_per_step, recipe.steps
+    """Describe the data of one step, and the length of the run."""
+    groups = recipe.data.groups_per_step
     if groups is None and isinstance(recipe.algorithm, OnlineAlgorithm):
         prompts, size = recipe.rollouts.prompts_per_step, recipe.algorithm.group_size
-        step, taken, what = f"{prompts:,} prompts x {size} answers = {prompts * size:,} answers", prompts, "prompts"
+        step = f"{prompts:,} prompts x {size} answers = {prompts * size:,} answers"
     else:
-        taken, what = groups or recipe.rollouts.prompts_per_step, "rows"
-        step = f"{taken:,} rows"
-    if recipe.epochs is not None:
-        return f"{step}; {recipe.duration}, which are {recipe.epochs:g} x (number of {what}) / {taken:,} steps"
-    total = taken * steps
-    return f"{step}; {steps:,} steps take {total:,} {what}, which are {total:,} / (number of {what}) epochs"
+        step = f"{groups or recipe.rollouts.prompts_per_step:,} rows"
+    return f"{step}; the run is {recipe.duration}"
 
 
 def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tuple[Stage, Memory]]:
@@ -181,6 +192,8 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int, gpu: bool) -> Non
     plan.processes["each engine" if config.ranks == 1 else "each rank of an engine"] = engine
     if weights.transport != "disk":  # the disk transport has its buffers in files
         buffers = {"two buffers of a refit": 2 * bucket_bytes(size, bucket, number)}
+        if weights.delta:
+            buffers["weights that were sent last"] = (size.adapters if plan.first_refit else size.sent) * number
         senders = [memory for name, memory in plan.processes.items() if name.startswith("each rank of the policy")]
         for memory in senders or [plan.processes["this process"]]:
             memory.always |= buffers
@@ -230,7 +243,8 @@ def _layout(parallel: "ParallelConfig") -> list[str]:
         "tensor": "ranks that split every matrix",
         "expert": "neighbouring ranks of one copy, which split the experts of every layer",
     }
-    return [f"{name} {size}: {text}" for name, text in meanings.items() if (size := getattr(parallel, name)) > 1]
+    sizes: dict[str, int] = dict(parallel)
+    return [f"{name} {sizes[name]}: {text}" for name, text in meanings.items() if sizes[name] > 1]
 
 
 def _crowded(plan: Plan, available: int) -> Iterator[str]:

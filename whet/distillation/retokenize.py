@@ -10,11 +10,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
 from whet.core.types import Span, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _OPENED = re.compile(r"<think>\s*(</think>\s*)?$")
 Decode = Callable[[Sequence[int]], str]
@@ -31,7 +34,9 @@ class Retokenized:
     unlike: int = 0  # replies whose exact text the other tokenizer can't encode: one span each
 
 
-def retokenize(trajectory: Trajectory, tokenizer: Any, renderer: Renderer, where: str) -> Retokenized:
+def retokenize(
+    trajectory: Trajectory, tokenizer: "PreTrainedTokenizerBase", renderer: Renderer, where: str
+) -> Retokenized:
     """Render ``trajectory``, made with ``tokenizer``, for the model of ``renderer``.
 
     The text of a reply and the tokens that end it are separate: the end of a turn in our tokens corresponds to the end
@@ -81,7 +86,7 @@ def _opening(ours: str, theirs: str, renderer: Renderer) -> list[int]:
     return renderer.encode_text(opened[0]) if opened and not _OPENED.search(theirs) else []
 
 
-def _add_part(result: Retokenized, reply: Span, tokenizer: Any, renderer: Renderer) -> list[int]:
+def _add_part(result: Retokenized, reply: Span, tokenizer: "PreTrainedTokenizerBase", renderer: Renderer) -> list[int]:
     """Return a part of our reply in the other model's tokens. If it is trained, add its spans to ``result``."""
     ending = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     ending |= set(tokenizer.all_special_ids)
@@ -107,7 +112,7 @@ def _add_part(result: Retokenized, reply: Span, tokenizer: Any, renderer: Render
     return written + closing
 
 
-def _decode(tokenizer: Any) -> Decode:
+def _decode(tokenizer: "PreTrainedTokenizerBase") -> Decode:
     return lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 

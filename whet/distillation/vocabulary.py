@@ -1,11 +1,14 @@
 """The tokenizers of a run's models, and the comparison of their vocabularies. Each tokenizer is loaded once."""
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from whet.chat.renderer import Renderer
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def same_tokens(student: ModelConfig, teacher: ModelConfig) -> bool:
@@ -14,7 +17,7 @@ def same_tokens(student: ModelConfig, teacher: ModelConfig) -> bool:
     return _same(_plain(student), _plain(teacher))
 
 
-def tokenizer_of(model: ModelConfig) -> Any:
+def tokenizer_of(model: ModelConfig) -> "PreTrainedTokenizerBase":
     """Return the model's tokenizer. Raises ``WhetError`` if the model or its tokenizer doesn't exist."""
     return _tokenizer(_plain(model))
 

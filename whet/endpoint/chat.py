@@ -1,10 +1,11 @@
 """``/v1/chat/completions``: its requests and its answers, complete or streamed."""
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
+from whet.base.strict_json import JsonObject
 from whet.core.types import Message
 from whet.endpoint.chat_events import ChatEvents
 from whet.endpoint.request import (
@@ -126,10 +127,10 @@ class ChatRequest(OpenAIRequest):
             RequestedSampling(self.temperature, self.top_p, self.top_k, self.min_p, self.seed, stop, strict),
         )
 
-    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, object]:
         reply = answer.message
         calls = [outgoing(call) for call in reply.get("tool_calls", [])]
-        message: dict[str, Any] = {"role": "assistant", "content": reply["content"] or (None if calls else "")}
+        message: JsonObject = {"role": "assistant", "content": reply["content"] or (None if calls else "")}
         if reply.get("reasoning_content"):
             message["reasoning_content"] = reply["reasoning_content"]
         if calls:
@@ -157,12 +158,12 @@ class ChatRequest(OpenAIRequest):
             },
         }
 
-    def _scored(self, token: int, logprob: float, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    def _scored(self, token: int, logprob: float, decode: Callable[[list[int]], str]) -> dict[str, object]:
         text = decode([token])
         name = f"token_id:{token}" if self.return_tokens_as_token_ids else text
         return {"token": name, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
 
-    def events(self, begun: dict[str, Any]) -> ChatEvents:
+    def events(self, begun: dict[str, object]) -> ChatEvents:
         return ChatEvents(begun, self.stream_options.include_usage)
 
 

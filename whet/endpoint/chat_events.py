@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
+from whet.base.strict_json import JsonObject
 from whet.endpoint.events import Events
 from whet.endpoint.request import ApiError, openai_error
 
@@ -11,7 +11,7 @@ from whet.endpoint.request import ApiError, openai_error
 class ChatEvents(Events):
     """See ``Events``. ``usage``: whether the last event has the numbers of tokens."""
 
-    def __init__(self, begun: dict[str, Any], usage: bool) -> None:
+    def __init__(self, begun: JsonObject, usage: bool) -> None:
         super().__init__(begun)
         self._usage = usage
         self._common = {name: begun[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
@@ -25,7 +25,7 @@ class ChatEvents(Events):
     def text_piece(self, piece: str) -> Iterator[str]:
         yield self._chunk({"content": piece})
 
-    def end(self, body: dict[str, Any]) -> Iterator[str]:
+    def end(self, body: JsonObject) -> Iterator[str]:
         [choice] = body["choices"]
         streamed = ("role", "content", "reasoning_content", "tool_calls")
         rest = {name: value for name, value in choice["message"].items() if name not in streamed}
@@ -39,6 +39,6 @@ class ChatEvents(Events):
     def failed(self, error: ApiError) -> str:
         return f"data: {json.dumps(openai_error(error))}\n\n"
 
-    def _chunk(self, delta: dict[str, Any], **ending: Any) -> str:
+    def _chunk(self, delta: dict[str, object], **ending: object) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": None, **ending}
         return f"data: {json.dumps({**self._common, 'choices': [choice]})}\n\n"

@@ -1,4 +1,5 @@
-"""The connections of an endpoint, bounded so that clients without a token can't use up the files of the process.
+"""The connections of an endpoint, bounded so that clients without a token can't use up the files of the process, and
+the bodies of requests, bounded in length and time.
 
 A connection is idle until it has sent a request with a valid token, and again after the answer. It is closed when it is
 idle for too long; if there are too many connections, the longest idle one is closed at once. Tokens are checked
@@ -8,6 +9,12 @@ elsewhere.
 import asyncio
 import logging
 import resource
+from typing import TYPE_CHECKING
+
+from whet.endpoint.request import ApiError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 log = logging.getLogger(__name__)
 
@@ -73,3 +80,25 @@ class Connections:
 def _share_of_files() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(_MAX_CONNECTIONS, soft // 2))
+
+
+LARGEST = 16 * 2**20  # bytes
+_UPLOAD = 60.0  # seconds
+
+
+async def read_body(request: "Request") -> bytes:
+    """Return the body. Raises ``ApiError`` if it is too long or takes too long."""
+    too_large = ApiError(413, f"the request has more than {LARGEST:,} bytes")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > LARGEST:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_UPLOAD):
+            async for part in request.stream():
+                body += part
+                if len(body) > LARGEST:
+                    raise too_large
+    except TimeoutError:
+        raise ApiError(408, f"the request took more than {_UPLOAD:g} s to arrive") from None
+    return bytes(body)

@@ -7,10 +7,14 @@ which asks for another sample. Only an automatic retry of the client's library g
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import logging
+from array import array
+from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from whet.base.closing import cancel_all
 from whet.base.errors import ConfigError, DataError
@@ -24,6 +28,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _TRIES = 3  # of a refused call, before the episode ends
+_REMEMBERED = 2**20  # tokens of the prompts of answers that a retry may ask for, of 4 bytes each
 
 
 class Responder(Protocol):
@@ -42,9 +47,9 @@ class Responder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A question, and the task that answers it."""
+    """A call of the agent, and the task that answers it."""
 
-    question: Question
+    key: bytes  # of the question
     branch: Session
     job: "asyncio.Task[Answer]"
     waiting: int = 0  # number of clients
@@ -63,10 +68,10 @@ class Conversations:
         recording.shortens = False
         self.limit: str | None = None  # the budget that the last call exhausted
         self.refusals = 0  # number of calls refused because a budget was exhausted
-        self._refused: list[Question] = []  # these calls
+        self._refused: Counter[bytes] = Counter()  # these calls
         self._repeats = asyncio.Event()  # set when one of them was made _TRIES times
         self.failure: Exception | None = None  # the error of the generator; the agent only gets status 500
-        self._calls: list[_Call] = []
+        self._calls: list[_Call] = []  # in flight, and answered lately
         self._ignored: set[str] = set()
 
     @property
@@ -76,11 +81,12 @@ class Conversations:
     async def answer(self, question: Question, repeated: bool, watch: Watch | None = None) -> Answer:
         """See ``Responder``. A call is cancelled, and not recorded, when its last client has disconnected."""
         self._check(question)
-        same = (call for call in reversed(self._calls) if repeated and call.question == question)
-        call = next(same, None)
+        key = _key(question)
+        call = next((call for call in reversed(self._calls) if repeated and call.key == key), None)
         if call is None or call.failed:
+            self._calls = _remembered(self._calls)
             branch = self._branch(question)
-            call = _Call(question, branch, asyncio.create_task(self._ask(branch, question, watch)))
+            call = _Call(key, branch, asyncio.create_task(self._ask(branch, question, key, watch)))
             self._calls.append(call)
         call.waiting += 1
         try:
@@ -94,7 +100,7 @@ class Conversations:
             if not call.waiting:
                 call.job.cancel()
 
-    async def unless_it_repeats(self, program: Coroutine[Any, Any, T]) -> T:
+    async def unless_it_repeats(self, program: Coroutine[object, object, T]) -> T:
         """Return the result of a program. Raises ``LimitReached`` when it makes a refused call for the third time: many
         libraries repeat any call that fails, some for minutes, and no repeat can succeed."""
         running, repeats = asyncio.ensure_future(program), asyncio.ensure_future(self._repeats.wait())
@@ -131,14 +137,14 @@ class Conversations:
         closest = max(branches, key=lambda branch: branch.common_prefix_length(messages, tools))
         return closest.branch(messages, tools)
 
-    async def _ask(self, branch: Session, question: Question, watch: Watch | None) -> Answer:
+    async def _ask(self, branch: Session, question: Question, key: bytes, watch: Watch | None) -> Answer:
         refusals = self.refusals
         try:
             reply = await branch.reply(question.messages, question.tools, question.limit, watch)
         except LimitReached as reached:
             self.limit, self.refusals = reached.limit, refusals + 1
-            self._refused.append(question)
-            if self._refused.count(question) >= _TRIES:
+            self._refused[key] += 1
+            if self._refused[key] >= _TRIES:
                 self._repeats.set()
             raise limit_error(reached) from None
         except PromptTooLong as error:
@@ -160,11 +166,31 @@ class Conversations:
         sampling = self.recording.sampling
         if set(question.sampling.stop) - set(sampling.stop):
             raise ApiError(400, "stop: set the texts that end a reply in the recipe, as sampling.stop", param="stop")
+        recipe = dict(sampling)
         for name, value in asdict(question.sampling).items():
-            if name != "stop" and value is not None and value != getattr(sampling, name, None):
+            if name != "stop" and value is not None and value != recipe.get(name):
                 if name not in self._ignored:
                     log.warning("the agent requested %s = %s; ignored, the recipe's sampling applies", name, value)
                 self._ignored.add(name)
+
+
+def _key(question: Question) -> bytes:
+    """Return a digest of a question. Questions themselves would take memory that grows with the square of the turns."""
+    asked = [question.messages, question.tools, question.limit, asdict(question.sampling)]
+    return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).digest()
+
+
+def _remembered(calls: list[_Call]) -> list[_Call]:
+    """Return the calls in flight and the last ones that were answered, in order."""
+    kept, tokens = list[_Call](), 0
+    for call in reversed(calls):
+        if call.job.done():
+            if call.failed:
+                continue
+            tokens += len(call.job.result().prompt)
+        if tokens <= _REMEMBERED or not call.job.done():
+            kept.append(call)
+    return kept[::-1]
 
 
 def check_tools(renderer: Renderer, question: Question) -> None:
@@ -184,7 +210,8 @@ def answer_of(reply: Reply, call_ids: Iterator[str] | None = None) -> Answer:
     if call_ids and (calls := message.get("tool_calls")):
         message["tool_calls"] = [{**call, "id": id} for call, id in zip(calls, call_ids, strict=False)]
     complete = completion.finish_reason == "stop"
-    return Answer(message, reply.prompt, completion.tokens, completion.logprobs, complete, completion.cached)
+    prompt = array("i", reply.prompt)
+    return Answer(message, prompt, completion.tokens, completion.logprobs, complete, completion.cached)
 
 
 def limit_error(reached: LimitReached) -> ApiError:

@@ -3,8 +3,8 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
+from whet.base.strict_json import JsonObject
 from whet.endpoint.request import ApiError
 
 _PIECE = 64  # most characters of a streamed piece
@@ -13,7 +13,7 @@ _PIECE = 64  # most characters of a streamed piece
 class Events(ABC):
     """Yields events. ``begin`` first, then ``more`` any number of times, then ``end`` or ``failed``."""
 
-    def __init__(self, begun: dict[str, Any]) -> None:
+    def __init__(self, begun: JsonObject) -> None:
         """``begun``: the body of an empty answer, with the id and the prompt's number of tokens of this one."""
         self.begun = begun
         self.thought = self.text = ""  # what was yielded
@@ -44,7 +44,7 @@ class Events(ABC):
         """Yield the next piece of the text; the thought has ended."""
 
     @abstractmethod
-    def end(self, body: dict[str, Any]) -> Iterator[str]:
+    def end(self, body: dict[str, object]) -> Iterator[str]:
         """Yield the calls and the end of the whole answer, whose thought and text were yielded."""
 
     @abstractmethod
@@ -57,6 +57,6 @@ def pieces(text: str) -> Iterator[str]:
     return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
 
 
-def event(kind: str, **data: Any) -> str:
+def event(kind: str, **data: object) -> str:
     """Return an event with a name, which is also its type."""
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n"

@@ -23,11 +23,10 @@ from starlette.routing import Route
 
 from whet.base.errors import ConfigError
 from whet.base.listening import listen
-from whet.base.strict_json import STRICT
+from whet.base.strict_json import STRICT, JsonObject
 from whet.chat.calls import checked_arguments, why
 from whet.core.types import Task
-from whet.endpoint.body import read_body
-from whet.endpoint.connections import Connections
+from whet.endpoint.connections import Connections, read_body
 from whet.endpoint.gym_agents import PREFIXES
 from whet.endpoint.http_server import Server
 from whet.endpoint.request import ApiError
@@ -75,16 +74,16 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
         yield
         await environments.close()
 
-    async def seed_session(body: dict[str, Any]) -> Response:
+    async def seed_session(body: dict[str, object]) -> Response:
         session = body.get("resources_session_id")
         answer = JSONResponse({} if session is None else {"resources_session_id": session})
         answer.set_cookie("whet_session", secrets.token_hex(16), httponly=True)  # environment servers require a cookie
         return answer
 
-    async def close_session(body: dict[str, Any]) -> Any:
+    async def close_session(body: dict[str, object]) -> object:
         return {"resources_session_id": body.get("resources_session_id")}
 
-    async def verify(body: dict[str, Any]) -> Any:
+    async def verify(body: JsonObject) -> object:
         uid = body.get(TASK)
         task = by_uid.get(uid) if isinstance(uid, str) else None
         if task is None:
@@ -106,7 +105,7 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
             return body | _masked("not_done", "the task needs more than one reply, but only one is verified")
         return body | {"reward": reward, "mask_sample": False, "reward_components": scores}
 
-    async def aggregate_metrics(body: dict[str, Any]) -> Any:
+    async def aggregate_metrics(body: dict[str, object]) -> object:
         """Answer the mean reward of verifications, which Gym asks for at the end of an evaluation."""
         answers = body.get("verify_responses")
         if not isinstance(answers, list) or not all(isinstance(answer, dict) for answer in answers):
@@ -158,7 +157,7 @@ async def serve(tasks: TaskSet, host: str, port: int, ready: Callable[[str], Non
         await serving
 
 
-def _masked(kind: str, reason: str) -> dict[str, Any]:
+def _masked(kind: str, reason: str) -> dict[str, object]:
     return {"reward": 0.0, "mask_sample": True, "failure_kind": f"whet:{kind}", "failure_reason": reason}
 
 
@@ -178,7 +177,7 @@ async def _answer(handler: Handler, host: str, connections: Connections, request
         return Response(status_code=499)  # the client has disconnected
 
 
-def _object(content: bytes) -> dict[str, Any]:
+def _object(content: bytes) -> dict[str, object]:
     try:
         value = STRICT.decode(content.decode())
         if isinstance(value, dict):

@@ -11,8 +11,9 @@ import torch
 from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from whet.base.dtype import torch_dtype
 from whet.base.errors import DataError
+from whet.base.lazy import torch_dtype
+from whet.base.strict_json import JsonObject
 from whet.chat.renderer import Renderer
 from whet.core.content import text_of
 from whet.core.types import Distribution, Message
@@ -97,7 +98,7 @@ class HostedJudge:
         )  # fmt: skip
         completion = await self.generator.sample(prompt, params)
         reply = self.renderer.parse_reply(completion.tokens)
-        choice: dict[str, Any] = {
+        choice: JsonObject = {
             "index": 0,
             "message": {"role": "assistant", "content": text_of(reply["content"])},
             "finish_reason": completion.finish_reason,
@@ -116,7 +117,7 @@ class HostedJudge:
                 return prompt
         raise ApiError(400, f"the messages have more than {self.longest - 1} tokens", code="context_length_exceeded")
 
-    def _logprobs(self, completion: Completion, among: Collection[str]) -> list[dict[str, Any]]:
+    def _logprobs(self, completion: Completion, among: Collection[str]) -> list[dict[str, object]]:
         """Return the log-probs of the tokens in OpenAI's format."""
         ranked = completion.likeliest or [{}] * len(completion.tokens)
         if among:
@@ -133,7 +134,7 @@ class HostedJudge:
         """The text of each token."""
         return [self.renderer.decode([token]) for token in range(len(self.renderer.tokenizer))]
 
-    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
+    def _scored(self, token: int, logprob: float) -> JsonObject:
         return {"token": self.renderer.decode([token]), "logprob": logprob}
 
     async def responds(self) -> None:

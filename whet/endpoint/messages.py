@@ -2,10 +2,11 @@
 is a list of blocks; calls are blocks of the assistant, and their results are blocks of the user."""
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
+from whet.base.strict_json import JsonObject
 from whet.core.content import Content, Part, text_of
 from whet.core.types import Message
 from whet.data.messages import read_by
@@ -166,7 +167,7 @@ class MessagesRequest(Conversation, Request):
                 question.sampling.thinking = "off"
         return question
 
-    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> JsonObject:
         reason, stop = "max_tokens", None
         if answer.complete:
             sampled = decode(answer.tokens)
@@ -188,11 +189,11 @@ class MessagesRequest(Conversation, Request):
             },
         }
 
-    def events(self, begun: dict[str, Any]) -> MessagesEvents:
+    def events(self, begun: dict[str, object]) -> MessagesEvents:
         return MessagesEvents(begun)
 
 
-def _blocks(reply: Message) -> Iterator[dict[str, Any]]:
+def _blocks(reply: Message) -> Iterator[dict[str, object]]:
     if reasoning := reply.get("reasoning_content"):
         yield {"type": "thinking", "thinking": reasoning, "signature": ""}
     if reply["content"]:

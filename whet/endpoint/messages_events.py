@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
+from whet.base.strict_json import JsonObject
 from whet.endpoint.events import Events, event, pieces
 from whet.endpoint.request import ApiError
 
@@ -11,7 +11,7 @@ from whet.endpoint.request import ApiError
 class MessagesEvents(Events):
     """See ``Events``."""
 
-    def __init__(self, begun: dict[str, Any]) -> None:
+    def __init__(self, begun: JsonObject) -> None:
         super().__init__(begun)
         self._index, self._open = -1, ""  # the newest block, and its type while it is open
 
@@ -24,7 +24,7 @@ class MessagesEvents(Events):
     def text_piece(self, piece: str) -> Iterator[str]:
         yield from self._piece("text", piece)
 
-    def end(self, body: dict[str, Any]) -> Iterator[str]:
+    def end(self, body: JsonObject) -> Iterator[str]:
         yield from self._close()
         for block in body["content"]:
             if block["type"] == "tool_use":
@@ -45,11 +45,11 @@ class MessagesEvents(Events):
             yield from self._begin({"type": kind, kind: "", **more})
         yield self._delta({"type": f"{kind}_delta", kind: piece})
 
-    def _begin(self, empty: dict[str, Any]) -> Iterator[str]:
+    def _begin(self, empty: JsonObject) -> Iterator[str]:
         self._index, self._open = self._index + 1, empty["type"]
         yield event("content_block_start", index=self._index, content_block=empty)
 
-    def _delta(self, delta: dict[str, Any]) -> str:
+    def _delta(self, delta: dict[str, object]) -> str:
         return event("content_block_delta", index=self._index, delta=delta)
 
     def _close(self) -> Iterator[str]:
@@ -67,7 +67,7 @@ _KINDS = {
 }
 
 
-def anthropic_error(error: ApiError) -> dict[str, Any]:
+def anthropic_error(error: ApiError) -> dict[str, object]:
     """Return the error in Anthropic's format."""
     kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from uuid import uuid4
@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from whet.base.errors import DataError, WhetError
+from whet.base.strict_json import JsonObject
 from whet.chat.calls import checked_arguments, match_results
 from whet.core.content import Content, ImagePart, content_of, text_of
 from whet.core.types import Message, ToolCall
@@ -57,7 +58,7 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, str(error) if isinstance(error, WhetError) else type(error).__name__)
 
 
-def openai_error(error: ApiError) -> dict[str, Any]:
+def openai_error(error: ApiError) -> dict[str, object]:
     """Return the error in OpenAI's format."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
@@ -82,7 +83,7 @@ class Question:
     """A conversation that needs a reply."""
 
     messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
+    tools: list[JsonObject] | None = None
     limit: int | None = None  # maximal number of tokens of the reply
     sampling: RequestedSampling = field(default_factory=RequestedSampling)
 
@@ -92,7 +93,7 @@ class Answer:
     """The reply, with its tokens and log-probs."""
 
     message: Message
-    prompt: list[int]
+    prompt: Sequence[int]
     tokens: list[int]
     logprobs: list[float]  # [len(tokens)]
     complete: bool = True  # False: cut at the limit
@@ -100,10 +101,10 @@ class Answer:
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, object]:
         """Return token ids and log-probs under the names of NVIDIA's NeMo Gym."""
         return {
-            "prompt_token_ids": self.prompt,
+            "prompt_token_ids": list(self.prompt),
             "generation_token_ids": self.tokens,
             "generation_log_probs": self.logprobs,
         }
@@ -112,7 +113,7 @@ class Answer:
 def only(*supported: Any) -> AfterValidator:
     """Return a validator that refuses all other values of a parameter."""
 
-    def check(value: Any) -> Any:
+    def check(value: object) -> object:
         if value not in supported:
             choices = " or ".join(json.dumps(choice) for choice in supported)
             raise ValueError(f"{json.dumps(value)[:40]} is not supported, only {choices}")
@@ -153,7 +154,7 @@ class Function(BaseModel):
     strict: bool | None = None
     """Sampling never constrains arguments."""
 
-    def schema_for_template(self) -> dict[str, Any]:
+    def schema_for_template(self) -> dict[str, object]:
         """Return the function in the format of chat templates."""
         return {"type": "function", "function": self.model_dump(include={"name", "description", "parameters"})}
 
@@ -181,11 +182,11 @@ class Request(Body, ABC):
         """Return the question in the request."""
 
     @abstractmethod
-    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, object]:
         """Return the complete answer as JSON. ``decode`` returns the text of tokens."""
 
     @abstractmethod
-    def events(self, begun: dict[str, Any]) -> "Events":
+    def events(self, begun: dict[str, object]) -> "Events":
         """Return the events of a streamed answer. ``begun``: the body of the answer without its contents."""
 
 
@@ -227,7 +228,7 @@ def outgoing(call: ToolCall) -> tuple[str, str, str]:
     return call["id"], call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False)
 
 
-def incoming(id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
+def incoming(id: str, name: str, arguments: dict[str, object]) -> ToolCall:
     """Return a call that a client sent back in whet's form."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
+from whet.base.strict_json import JsonObject
 from whet.core.content import Content
 from whet.core.types import Message
 from whet.endpoint.request import (
@@ -106,7 +107,7 @@ class ResponsesRequest(OpenAIRequest):
         sampling = RequestedSampling(self.temperature, self.top_p, self.top_k, self.min_p, strict=strict_of(self.tools))
         return Question(to_answer(messages), tools or None, self.max_output_tokens, sampling)
 
-    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> JsonObject:
         status = "completed" if answer.complete else "incomplete"
         output = list(_items(answer, status))
         if self.return_token_ids:
@@ -136,7 +137,7 @@ class ResponsesRequest(OpenAIRequest):
             },
         }
 
-    def events(self, begun: dict[str, Any]) -> ResponsesEvents:
+    def events(self, begun: dict[str, object]) -> ResponsesEvents:
         return ResponsesEvents(begun)
 
 
@@ -173,7 +174,7 @@ def _full(messages: list[Message]) -> bool:
     return bool(messages[-1]["content"] or messages[-1].get("tool_calls"))
 
 
-def _items(answer: Answer, status: str) -> Iterator[dict[str, Any]]:
+def _items(answer: Answer, status: str) -> Iterator[dict[str, object]]:
     reply = answer.message
     calls = reply.get("tool_calls", [])
     if reasoning := reply.get("reasoning_content"):

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
+from whet.base.strict_json import JsonObject
 from whet.endpoint.events import Events, pieces
 from whet.endpoint.request import ApiError, openai_error
 
@@ -11,7 +11,7 @@ from whet.endpoint.request import ApiError, openai_error
 class ResponsesEvents(Events):
     """See ``Events``."""
 
-    def __init__(self, begun: dict[str, Any]) -> None:
+    def __init__(self, begun: JsonObject) -> None:
         super().__init__(begun)
         self._numbers = iter(range(2**63))
         self._items, self._open = 0, ""  # the items that have begun, and the type of the newest while it is open
@@ -36,7 +36,7 @@ class ResponsesEvents(Events):
         place = self._place(f"msg_{self._id}", content_index=0)
         yield self._event("response.output_text.delta", delta=piece, logprobs=[], **place)
 
-    def end(self, body: dict[str, Any]) -> Iterator[str]:
+    def end(self, body: JsonObject) -> Iterator[str]:
         ended = self._items - bool(self._open)
         for item in body["output"][ended:]:
             if not self._open:
@@ -51,16 +51,16 @@ class ResponsesEvents(Events):
     def _id(self) -> str:
         return str(self.begun["id"]).removeprefix("resp_")
 
-    def _begin(self, item: dict[str, Any]) -> Iterator[str]:
+    def _begin(self, item: JsonObject) -> Iterator[str]:
         self._items, self._open = self._items + 1, item["type"]
-        empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        empty: JsonObject = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
         yield self._event("response.output_item.added", output_index=self._items - 1, item={**item, **empty})
         if item["type"] == "message":
             [part] = item["content"]
             place = self._place(item["id"], content_index=0)
             yield self._event("response.content_part.added", part={**part, "text": ""}, **place)
 
-    def _end(self, item: dict[str, Any]) -> Iterator[str]:
+    def _end(self, item: JsonObject) -> Iterator[str]:
         place = self._place(item["id"])
         if item["type"] == "function_call":
             for piece in pieces(item["arguments"]):
@@ -78,21 +78,21 @@ class ResponsesEvents(Events):
         self._open = ""
         yield self._event("response.output_item.done", output_index=self._items - 1, item=item)
 
-    def _place(self, id: str, **more: int) -> dict[str, Any]:
+    def _place(self, id: str, **more: int) -> dict[str, object]:
         return {"output_index": self._items - 1, "item_id": id, **more}
 
-    def _event(self, kind: str, **data: Any) -> str:
+    def _event(self, kind: str, **data: object) -> str:
         numbered = {"type": kind, **data, "sequence_number": next(self._numbers)}
         return f"event: {kind}\ndata: {json.dumps(numbered)}\n\n"
 
 
-def reasoning_item(id: str, text: str) -> dict[str, Any]:
+def reasoning_item(id: str, text: str) -> dict[str, object]:
     """Return the item of a thought."""
     content = [{"type": "reasoning_text", "text": text}]
     return {"type": "reasoning", "id": f"rs_{id}", "summary": [], "content": content}
 
 
-def message_item(id: str, text: str, status: str) -> dict[str, Any]:
+def message_item(id: str, text: str, status: str) -> dict[str, object]:
     """Return the item of a text."""
     part = {"type": "output_text", "text": text, "annotations": []}
     return {"type": "message", "role": "assistant", "content": [part], "id": f"msg_{id}", "status": status}

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from whet.core.types import Message
-from whet.endpoint.body import read_body
 from whet.endpoint.chat import ChatMessage, ChatRequest, Tool
+from whet.endpoint.connections import read_body
 from whet.endpoint.conversations import check_tools
 from whet.endpoint.gym_agents import PREFIXES, ROLLOUT, GymResponder, GymResponsesRequest
 from whet.endpoint.messages import Conversation, MessagesRequest
@@ -130,12 +130,12 @@ class Routes:
             tokens = self._endpoint.renderer.render_prompt(messages, tools or None)
         return JSONResponse({"count": len(tokens), "tokens": tokens})
 
-    def _check_length(self, longest: int, messages: list[Message], tools: list[dict[str, Any]] | None) -> None:
+    def _check_length(self, longest: int, messages: list[Message], tools: list[dict[str, object]] | None) -> None:
         if self._endpoint.renderer.longer_than(longest, messages, tools):
             raise ApiError(400, f"the text has more than {longest} tokens, the maximum of the model")
 
 
-async def _while_connected(request: HttpRequest, answering: Coroutine[Any, Any, T]) -> T:
+async def _while_connected(request: HttpRequest, answering: Coroutine[object, object, T]) -> T:
     """Return the answer; cancel it if the client disconnects. Raises ``ClientDisconnect``."""
     answer, disconnected = asyncio.create_task(answering), asyncio.create_task(_disconnected(request))
     try:

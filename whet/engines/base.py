@@ -102,7 +102,7 @@ class EngineRanks(Protocol):
         """The number of these processes."""
         ...
 
-    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+    async def call(self, target: str, method: str, *args: object) -> list[Any]:
         """Call ``method`` of the object that ``module:Class`` creates from the model, in each process. Arguments and
         results are plain data."""
         ...

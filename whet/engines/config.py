@@ -4,11 +4,11 @@ are read with this."""
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from whet.base.dtype import Dtype
+from whet.base.lazy import Dtype
 from whet.config import Config
 from whet.config.entry_points import EntryPoints
 from whet.core.types import Distribution
@@ -143,7 +143,7 @@ class GeneratorConfig(Config, ABC):
         model: "PretrainedConfig",
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         deployment: Deployment | None = None,
-    ) -> "Engine[Any]":
+    ) -> "Engine[object]":
         """Return an engine for models of a transformers config, whose weights are published later."""
         if self.dtype == "auto":
             return self.resolve_auto(model).build(model, tokenizer, deployment)
@@ -151,7 +151,7 @@ class GeneratorConfig(Config, ABC):
         all_gpus = visible_gpus(self.gpus, "generator.devices")
         each = len(all_gpus) // self.replicas
 
-        def replica(number: int) -> "Engine[Any]":
+        def replica(number: int) -> "Engine[object]":
             if self.on_cluster:
                 from whet.engines.remote import RemoteGenerator
 
@@ -167,7 +167,7 @@ class GeneratorConfig(Config, ABC):
         from whet.engines.base import pausable
         from whet.engines.router import Router
 
-        def pausable_replica(number: int) -> "PausableEngine[Any]":
+        def pausable_replica(number: int) -> "PausableEngine[object]":
             return pausable(replica(number), "generator.replicas")
 
         engines = [pausable_replica(number) for number in range(self.replicas)]
@@ -188,5 +188,5 @@ class GeneratorConfig(Config, ABC):
     @abstractmethod
     def build_replica(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
-    ) -> "Engine[Any]":
+    ) -> "Engine[object]":
         """Return one engine, with the cores and GPUs of ``deployment``."""

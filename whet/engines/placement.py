@@ -3,48 +3,77 @@
 The outstanding tokens of a replica are, for each request in flight, the tokens of its prompt that were not cached there
 and the tokens of its completion: as many as completions have had on average, at most the request's limit. A request
 goes to the replica for which the sum of the outstanding tokens and ``weight`` x (tokens of its prompt that are not
-cached there) is least. Cached are, in blocks of 16 tokens, the texts that a replica was sent and has answered since the
-weights changed.
+cached there) is least. Cached are the texts that a replica was sent and has answered since the weights changed, in
+blocks of 16 tokens, or of up to 1/32 of the text before them if that is more.
 
 So an episode stays where its history is cached and the samples of a prompt meet where the prompt is, unless that
 replica is so busy that computing the prompt again is the smaller cost; and a short beginning that all prompts have in
 common draws none of them.
 """
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypeAlias
 
 _BLOCK = 16
+_FINE = 5  # a block is at least this many binary digits shorter than the text before it
+
+Beginning: TypeAlias = tuple[int, bytes]  # the number of its tokens and a digest of them
 
 
 class CachedTexts:
-    """The beginnings of texts that a replica has cached. Bounded, because a server's weights never change, so that
-    entries would never be dropped; the least recent are dropped first."""
+    """The beginnings of texts that each of some replicas has cached. Bounded, because a server's weights never change,
+    so that entries would never be dropped; the least recent of a replica are dropped first."""
 
-    most = 65_536  # beginnings, a million tokens
+    most = 65_536  # beginnings of a replica
 
-    def __init__(self) -> None:
-        self._ends = OrderedDict[bytes, None]()
+    def __init__(self, replicas: int) -> None:
+        self._of = [OrderedDict[bytes, None]() for _ in range(replicas)]
+        self._where: dict[bytes, int] = {}  # bit n: replica n has it
 
-    def __len__(self) -> int:
-        return len(self._ends)
+    def count(self, number: int) -> int:
+        """Return the number of beginnings that a replica has."""
+        return len(self._of[number])
 
-    def add(self, ends: Sequence[tuple[int, bytes]]) -> None:
+    def add(self, number: int, ends: Sequence[Beginning]) -> None:
+        """Note that a replica has cached a text with these beginnings."""
+        texts, bit = self._of[number], 1 << number
         for _, digest in ends:
-            self._ends[digest] = None
-            self._ends.move_to_end(digest)
-        while len(self._ends) > self.most:
-            self._ends.popitem(last=False)
+            texts[digest] = None
+            texts.move_to_end(digest)
+            self._where[digest] = self._where.get(digest, 0) | bit
+        while len(texts) > self.most:
+            self._forget(number, texts.popitem(last=False)[0])
 
-    def longest(self, ends: Sequence[tuple[int, bytes]]) -> int:
-        """Return the number of tokens that are cached of a text."""
-        return next((length for length, digest in reversed(ends) if digest in self._ends), 0)
+    def longest(self, ends: Sequence[Beginning]) -> Iterator[tuple[int, list[int]]]:
+        """Yield (length, replicas) for each number of tokens of a text that replicas have cached, at most, from the
+        longest on."""
+        seen = 0
+        for length, digest in reversed(ends):
+            if new := self._where.get(digest, 0) & ~seen:
+                seen |= new
+                yield length, _bits(new)
 
-    def clear(self) -> None:
-        self._ends.clear()
+    def clear(self, number: int) -> None:
+        """Forget the texts of a replica."""
+        for digest in self._of[number]:
+            self._forget(number, digest)
+        self._of[number].clear()
+
+    def _forget(self, number: int, digest: bytes) -> None:
+        left = self._where[digest] & ~(1 << number)
+        if left:
+            self._where[digest] = left
+        else:
+            del self._where[digest]
+
+
+def _bits(mask: int) -> list[int]:
+    """Return the positions of the bits that are set, ascending."""
+    return [position for position, digit in enumerate(reversed(f"{mask:b}")) if digit == "1"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,6 +82,7 @@ class Place:
 
     number: int
     cost: int  # outstanding tokens
+    prompt: Sequence[Beginning] = ()
 
 
 class Placement:
@@ -61,19 +91,32 @@ class Placement:
     def __init__(self, replicas: int, weight: float) -> None:
         self.weight = weight
         self.outstanding = [0] * replicas  # tokens
-        self._cached = [CachedTexts() for _ in range(replicas)]
+        self.cached = CachedTexts(replicas)
         self._tokens = self._completions = 0  # of all requests so far
 
     def begin(self, serving: set[int], prompt: Sequence[int], limit: int, images: Sequence[str] = ()) -> Place:
         """Choose one of the replicas in ``serving``, at least one, for a completion of at most ``limit`` tokens."""
-        ends = list(beginnings(prompt, images))
-        missing = {number: len(prompt) - self._cached[number].longest(ends) for number in sorted(serving)}
-        number = min(missing, key=lambda each: self.outstanding[each] + self.weight * missing[each])
+        ends = beginnings(prompt, images)
+        least, idle = self._least(serving)
+        best = least + self.weight * len(prompt), idle, len(prompt)
+        for length, numbers in self.cached.longest(ends):
+            missing = len(prompt) - length
+            if candidates := serving.intersection(numbers):
+                least, number = self._least(candidates)
+                best = min(best, (least + self.weight * missing, number, missing))
+            if idle in candidates:
+                break  # the others have more to do and less cached
+        _, number, missing = best
         expected = min(limit, -(-self._tokens // self._completions)) if self._completions else limit
-        place = Place(number, missing[number] + expected)
+        place = Place(number, missing + expected, ends)
         self.outstanding[number] += place.cost
-        self._cached[number].add(ends)
+        self.cached.add(number, ends)
         return place
+
+    def _least(self, numbers: set[int]) -> tuple[int, int]:
+        """Return the fewest outstanding tokens of some replicas, and the first replica that has so few."""
+        least = min(map(self.outstanding.__getitem__, numbers))
+        return least, min(number for number in numbers if self.outstanding[number] == least)
 
     def end(self, place: Place) -> None:
         """Take a request out of the count, whether it is answered or not."""
@@ -83,21 +126,26 @@ class Placement:
         """Note the ``tokens`` of a completion: they are cached too, except the last one."""
         self._tokens += len(tokens)
         self._completions += 1
-        self._cached[place.number].add(list(beginnings([*prompt, *tokens[:-1]], images)))
+        self.cached.add(place.number, beginnings([*prompt, *tokens[:-1]], images, place.prompt))
 
     def drop(self, number: int) -> None:
         """Forget the cached texts of a replica that is lost."""
-        self._cached[number].clear()
+        self.cached.clear(number)
 
     def clear(self) -> None:
         """Forget all cached texts, because nothing is cached under new weights."""
-        for cached in self._cached:
-            cached.clear()
+        self.cached = CachedTexts(len(self.outstanding))
 
 
-def beginnings(tokens: Sequence[int], images: Sequence[str] = ()) -> Iterator[tuple[int, bytes]]:
-    """Yield the length and the digest of each beginning of a text that is a number of whole blocks, and of the text."""
-    written, text = hashlib.blake2b("\n".join(images).encode(), digest_size=16), array("q", tokens)
-    for start in range(0, len(text), _BLOCK):
-        written.update(text[start : start + _BLOCK].tobytes())
-        yield min(start + _BLOCK, len(text)), written.digest()
+def beginnings(tokens: Sequence[int], images: Sequence[str] = (), first: Sequence[Beginning] = ()) -> list[Beginning]:
+    """Return each beginning of a text that is a number of whole blocks, and the text itself. ``first``: the beginnings
+    of a text that this one begins with."""
+    ends = list(first[:-1])
+    start, digest = ends[-1] if ends else (0, "\n".join(images).encode())
+    text = array("q", tokens)
+    while start < len(text):
+        end = start + max(_BLOCK, 1 << max(start.bit_length() - 1 - _FINE, 0))
+        digest = blake2b(digest + text[start:end].tobytes(), digest_size=16).digest()
+        start = min(end, len(text))
+        ends.append((start, digest))
+    return ends

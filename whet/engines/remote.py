@@ -11,8 +11,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from whet.base.dtype import torch_dtype
 from whet.base.errors import GeneratorError, RefitError, WhetError, WorkerError
+from whet.base.lazy import torch_dtype
 from whet.cluster.base import RankInfo
 from whet.engines.base import Completion, SamplingParams, pausable
 from whet.engines.config import Deployment, GeneratorConfig
@@ -39,7 +39,7 @@ class HostedEngine:
         engine = self._config.build_replica(model, tokenizer, replace(deployment, gpus=gpus))
         self.engine = pausable(engine, "generator.on_cluster")
 
-    async def sample(self, *request: Any) -> tuple[Completion, Metrics]:
+    async def sample(self, *request: object) -> tuple[Completion, Metrics]:
         """Return a completion, and the metrics since the last one."""
         return await self.engine.sample(*request), self.engine.tally()
 
@@ -94,7 +94,7 @@ class RemoteGenerator:
         metrics, self._metrics = self._metrics, Metrics()
         return metrics
 
-    async def _ask(self, method: str, *args: Any) -> Any:
+    async def _ask(self, method: str, *args: object) -> Any:
         try:
             if self._built is None:
                 self._built = asyncio.ensure_future(self.service.call("open", *self._arguments))
@@ -113,7 +113,7 @@ class RemoteGenerator:
         self._metrics.merge(metrics)
         return completion
 
-    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+    async def call(self, target: str, method: str, *args: object) -> list[Any]:
         """See ``EngineRanks``."""
         answers: list[Any] = await self._ask("engine.call", target, method, *args)
         return answers

@@ -17,7 +17,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from whet.base.errors import DeadlineError, GeneratorError, ReplicaLostError, WhetError
-from whet.engines.base import Completion, PausableEngine, SamplingParams
+from whet.engines.base import Completion, PausableEngine, SamplingParams, StreamingEngine
+from whet.engines.handed_out import HandedOut
 from whet.engines.placement import Placement
 from whet.metrics import Metrics
 
@@ -57,6 +58,28 @@ class Router(Generic[M]):
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
         """See ``Engine``. If its replica is lost, another one samples the request."""
+        return await self._sample(prompt, params, lambda engine: engine.sample(prompt, params, session))
+
+    async def stream(
+        self, prompt: list[int], params: SamplingParams, session: str, sampled: Callable[[list[int]], None]
+    ) -> Completion:
+        """See ``StreamingEngine``. Tokens that a lost replica has handed out are not handed out again; replicas that
+        don't stream hand out nothing."""
+        handed_out = HandedOut(sampled)
+
+        def begin(engine: PausableEngine[M]) -> Awaitable[Completion]:
+            if isinstance(engine, StreamingEngine):
+                return engine.stream(prompt, params, session, handed_out.from_the_first())
+            return engine.sample(prompt, params, session)
+
+        return await self._sample(prompt, params, begin)
+
+    async def _sample(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        begin: Callable[[PausableEngine[M]], Awaitable[Completion]],
+    ) -> Completion:
         while True:
             await self._settled.wait()
             if not self.serving:
@@ -64,7 +87,7 @@ class Router(Generic[M]):
             place = self.placement.begin(self.serving, prompt, params.max_new_tokens, params.images)
             number = place.number
             engine = self.replicas[number]
-            task = asyncio.ensure_future(engine.sample(prompt, params, session))
+            task = asyncio.ensure_future(begin(engine))
             self._in_flight[number].add(task)
             try:
                 await asyncio.wait({task})

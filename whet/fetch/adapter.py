@@ -8,12 +8,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from whet.base.digest import digest
 from whet.base.errors import WhetError
 from whet.base.extras import extra
-from whet.base.files import replacing
+from whet.base.files import digest, replacing
 from whet.base.progress import PROGRESS
-from whet.fetch.cache import cache_folder
+from whet.fetch.download import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from whet.base.digest import unchanged
 from whet.base.errors import ConfigError
-from whet.base.files import error_context, sync_folder
-from whet.config.nearest import did_you_mean
+from whet.base.files import error_context, sync_folder, unchanged
+from whet.config.issues import did_you_mean
 
 PREFIX = "artifact:"
 

@@ -1,13 +1,12 @@
 """Rows of data sets on the Hugging Face Hub."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from whet.base.errors import DataError
 from whet.base.extras import extra
 
 
-def fetch_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def fetch_rows(path: str) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the rows of ``hf:name:config:split`` or ``hf:name:split``, each with its origin; ``name@revision`` pins a
     commit, a branch or a tag. Images are objects with ``bytes`` and ``path``. Raises ``DataError`` for a data set that
     can't be loaded."""

@@ -1,6 +1,8 @@
-"""Web files identified by their hash: downloaded once, cached, and refused if the hash differs."""
+"""Web files identified by their hash: downloaded once, cached, and refused if the hash differs. And the
+cache folder of all that is downloaded, and the offline setting."""
 
 import hashlib
+import os
 import re
 import time
 from pathlib import Path
@@ -8,7 +10,6 @@ from urllib.request import urlopen
 
 from whet.base.errors import DataError
 from whet.base.files import replacing
-from whet.fetch.cache import cache_folder
 
 _CHUNK = 1 << 20
 _SILENCE = 30.0  # seconds without a byte
@@ -41,3 +42,16 @@ def fetch_file(url: str, suffix: str = ".jsonl", deadline: float = 1800.0, most:
         if actual.hexdigest() != digest:
             raise DataError(f"{address} is not the expected file: its SHA-256 is {actual.hexdigest()}, not {digest}")
     return cached
+
+
+def cache_folder() -> Path:
+    """Return the folder of models: ``models`` in ``$WHET_CACHE``, by default in ``~/.cache/whet``."""
+    return Path(os.environ.get("WHET_CACHE") or Path.home() / ".cache" / "whet").expanduser() / "models"
+
+
+def offline() -> bool:
+    """Return whether downloads are forbidden, by the environment variables of Hugging Face's libraries."""
+    return any(
+        os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )

@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from whet.base.extras import extra
 from whet.base.seeds import derive_seed
@@ -56,33 +56,50 @@ class HttpClient:
         )
 
     async def post(
-        self, url: str, body: Any, cookies: Cookies | None = None, headers: Mapping[str, str] | None = None
+        self, url: str, body: object, cookies: Cookies | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
         """Return the answer to one request, whatever its status. ``cookies`` are sent and updated. Raises
         ``UnansweredError``."""
         return await self._answer(self._http.build_request("POST", url, json=body, headers=headers), cookies)
 
+    async def follow(self, url: str, body: object, event: Callable[[str], None]) -> Answer:
+        """Post a request and call ``event`` with the data of each server-sent event as it arrives. Return the answer,
+        whatever its status, with the text of anything but a stream of events. Raises ``UnansweredError``."""
+        return await self._answer(self._http.build_request("POST", url, json=body), None, event)
+
     async def get(self, url: str) -> Answer:
         """Return what is at an address, whatever the status. Raises ``UnansweredError``."""
         return await self._answer(self._http.build_request("GET", url), None)
 
-    async def _answer(self, request: httpx.Request, cookies: Cookies | None) -> Answer:
+    async def _answer(
+        self, request: httpx.Request, cookies: Cookies | None, event: Callable[[str], None] | None = None
+    ) -> Answer:
         try:
             async with asyncio.timeout(self.deadline):
-                return await self._send(request, cookies)
+                return await self._send(request, cookies, event)
         except (httpx.HTTPError, TimeoutError) as error:
             raise UnansweredError(f"{type(error).__name__}: {error}") from None
 
-    async def _send(self, request: httpx.Request, cookies: Cookies | None) -> Answer:
+    async def _send(
+        self, request: httpx.Request, cookies: Cookies | None, event: Callable[[str], None] | None
+    ) -> Answer:
         if cookies is not None:
             cookies.set_cookie_header(request)
         answer = await self._http.send(request, stream=True)
+        content, pending, received = b"", b"", 0
+        streams = event is not None and answer.headers.get("content-type", "").startswith("text/event-stream")
         try:
-            content = b""
             async for piece in answer.aiter_bytes():
-                content += piece
-                if len(content) > self.max_bytes:
+                received += len(piece)
+                if received > self.max_bytes:
                     raise UnansweredError(f"the answer is longer than {self.max_bytes} bytes")
+                if event is None or not streams:
+                    content += piece
+                    continue
+                *lines, pending = (pending + piece).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        event(line.removeprefix(b"data:").strip().decode("utf-8", "replace"))
         finally:
             await answer.aclose()
         if cookies is not None:
@@ -93,7 +110,7 @@ class HttpClient:
         await self._http.aclose()
 
 
-def get_json(url: str, deadline: float) -> Any:
+def get_json(url: str, deadline: float) -> object:
     """Return the JSON at an address. Raises ``httpx.HTTPError`` or ``ValueError``."""
     return httpx.get(url, timeout=deadline).raise_for_status().json()
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from whet.base.errors import DataError
 from whet.base.extras import extra
@@ -65,7 +65,7 @@ def read_image(value: object, folder: Path | None = None) -> str:
     raise DataError(f"an image must be a path, an address with a hash, a data URL or the bytes of a file, not {kind}")
 
 
-def source_of(part: Mapping[str, Any]) -> object:
+def source_of(part: Mapping[str, object]) -> object:
     """Return the value for ``read_image`` in a part of a content, in the form of OpenAI's or Anthropic's API, of
     ``datasets`` or of whet; None for a placeholder."""
     match part:

@@ -10,6 +10,7 @@ from whet.base.extras import require
 from whet.fetch import smollm2
 from whet.fetch.adapter import base_of, is_adapter, merged_folder
 from whet.fetch.artifacts import PREFIX, artifact_folder
+from whet.fetch.megatron import checkpoint_in, converted_folder
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def _local(path: str) -> Path:
 
 
 def fetch_model(path: str, revision: str | None = None, *, with_code: bool = False, with_weights: bool = True) -> Path:
-    """Return the local folder of the model ``path``; converts, downloads or merges it if needed. ``with_code`` also
+    """Return the local folder of the model ``path``; downloads, merges or converts it if needed. ``with_code`` also
     downloads Python files; without ``with_weights`` only config and tokenizer files are downloaded.
 
     Raises ``WhetError`` if there is no such folder or Hub id, or the Hub can't be reached within a few seconds.
@@ -45,7 +46,8 @@ def fetch_model(path: str, revision: str | None = None, *, with_code: bool = Fal
         code, weights = ["*.py"] if with_code else [], ["*.safetensors", "*.txt", "*.model", "*.jinja"]
         folder = _download(path, revision, ["*.json", *code, *(weights if with_weights else [])])
     if not is_adapter(folder):
-        return folder
+        checkpoint = checkpoint_in(folder) if with_weights and not any(folder.glob("*.safetensors")) else None
+        return folder if checkpoint is None else converted_folder(folder, checkpoint)
     base = fetch_model(*base_of(folder), with_code=with_code, with_weights=with_weights)
     return merged_folder(folder, base) if with_weights else base
 
@@ -60,6 +62,11 @@ def check_model(path: str) -> None:
             require("lora", f"the adapter {folder}", "peft")
             check_model(base_of(folder)[0])
         elif not (folder / "config.json").is_file():
+            if checkpoint_in(folder) is not None:
+                raise WhetError(
+                    f"{folder} is a checkpoint of Megatron Core, which has no config.json; copy config.json and the "
+                    "tokenizer's files of the Hugging Face model into it"
+                )
             raise WhetError(f"model folder {folder} has no config.json; name the folder with the model's files")
     elif not _HUB_ID.fullmatch(path):
         raise WhetError(

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from whet.base.errors import ConfigError, WhetError
-from whet.fetch.cache import offline
+from whet.fetch.download import offline
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
 _KEPT = ["lineage.json"]  # it names folders of this machine; the model card has the same history without them

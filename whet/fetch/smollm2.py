@@ -21,8 +21,7 @@ from whet.base.errors import DataError, DeadlineError, WhetError
 from whet.base.extras import require
 from whet.base.files import replacing, save_tensors
 from whet.base.progress import PROGRESS
-from whet.fetch.cache import cache_folder, offline
-from whet.fetch.download import fetch_file
+from whet.fetch.download import cache_folder, fetch_file, offline
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import whet
 from whet.base.errors import WhetError
 from whet.base.files import write_atomically
+from whet.base.strict_json import JsonObject
 from whet.launch.profiles import Profile
 
 FOLDER, RECORD, RECIPE, LOG, EXIT = "launch", "job.json", "recipe.yaml", "log.txt", "exit_code"
@@ -59,13 +60,13 @@ class Record:
     id: str  # that the scheduler gave
     kind: str
     profile_name: str
-    profile: dict[str, Any]
+    profile: JsonObject
     command: list[str]
     name: str
     working_folder: str
     launched: float  # seconds since 1970
     commits: dict[str, str] = field(default_factory=dict)  # checkout -> commit
-    extra: dict[str, Any] = field(default_factory=dict)  # facts of a scheduler that tell its job from another one
+    extra: JsonObject = field(default_factory=dict)  # facts of a scheduler that tell its job from another one
     folder: Path = Path()
 
     @property
@@ -122,7 +123,7 @@ def keep(job: Job) -> dict[str, str]:
     return commits
 
 
-def record(job: Job, id: str, kind: str, commits: dict[str, str], extra: dict[str, Any]) -> Record:
+def record(job: Job, id: str, kind: str, commits: dict[str, str], extra: dict[str, object]) -> Record:
     """Write and return the record of a job that a scheduler took."""
     written = Record(
         id=id, kind=kind, profile_name=job.profile_name, profile=job.profile.model_dump(mode="json"),

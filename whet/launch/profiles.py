@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from whet.base.errors import ConfigError
 from whet.config import Config, ConfigIssue
-from whet.config.nearest import did_you_mean
+from whet.config.issues import did_you_mean
 from whet.config.tree import Node, from_plain
 from whet.config.validation import issues_of
 

@@ -4,10 +4,11 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from whet.base.errors import WhetError
 from whet.base.escaping import escape_controls
+from whet.base.strict_json import JsonObject
 from whet.launch.job import Job, Record
 
 DEADLINE = 20.0
@@ -43,7 +44,7 @@ class Scheduler(ABC):
     """Parts of the error of a cancelled job that has ended already."""
 
     @abstractmethod
-    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+    def submit(self, job: Job) -> tuple[str, JsonObject]:
         """Submit the script of a job, which is written; return the job's id and other facts that identify it."""
 
     @abstractmethod

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from whet.base.strict_json import JsonObject
 from whet.launch.job import LOG, Job, Record
 from whet.launch.profiles import Kubernetes, SkyPilot
 from whet.launch.scheduler import SUBMIT, Scheduler, SchedulerError, State, ask
@@ -20,7 +21,7 @@ class LocalScheduler(Scheduler):
 
     poll = 0.2
 
-    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+    def submit(self, job: Job) -> tuple[str, dict[str, object]]:
         with (job.folder / LOG).open("wb") as log:
             words = ["bash", str(job.folder / file_name(job.profile))]
             process = subprocess.Popen(
@@ -67,7 +68,7 @@ class DockerScheduler(Scheduler):
     gone = ("is not running", "No such")
     _PHASES: ClassVar[Mapping[str, Any]] = {"created": "queued", "exited": "ended", "dead": "ended"}
 
-    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+    def submit(self, job: Job) -> tuple[str, JsonObject]:
         printed = ask("docker", "run", "--detach", *docker_options(job), times=SUBMIT)
         return printed.split()[-1][:12] if printed.split() else job.name, {}
 
@@ -102,7 +103,7 @@ class SlurmScheduler(Scheduler):
     )
     _RUNNING: ClassVar = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 
-    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+    def submit(self, job: Job) -> tuple[str, dict[str, object]]:
         printed = ask("sbatch", "--parsable", str(job.folder / file_name(job.profile)), times=SUBMIT)
         id = printed.strip().split("\n")[-1].split(";")[0]
         if not id.isdecimal():
@@ -156,7 +157,7 @@ class KubernetesScheduler(Scheduler):
         "Running": "running", "Complete": "ended", "Failed": "ended", "ValidationFailed": "ended",
     }  # fmt: skip
 
-    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+    def submit(self, job: Job) -> tuple[str, JsonObject]:
         assert isinstance(job.profile, Kubernetes)
         place = _place(job.profile.model_dump())
         ask(
@@ -177,7 +178,7 @@ class KubernetesScheduler(Scheduler):
                 answers[each.id] = self._state(json.loads(printed).get("status") or {})
         return answers
 
-    def _state(self, status: dict[str, Any]) -> State:
+    def _state(self, status: JsonObject) -> State:
         deployment, word = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
         phase = self._PHASES.get(deployment, "queued")
         if phase != "ended":
@@ -194,7 +195,7 @@ class KubernetesScheduler(Scheduler):
         return ["kubectl", *_place(record.profile), "logs", "--follow", f"job/{record.id}"]
 
 
-def _place(profile: Mapping[str, Any]) -> list[str]:
+def _place(profile: Mapping[str, object]) -> list[str]:
     return [f"--{name}={profile[name]}" for name in ("context", "namespace") if profile.get(name)]
 
 
@@ -204,7 +205,7 @@ class SkyPilotScheduler(Scheduler):
     poll = 15.0
     writes_log = False
 
-    def submit(self, job: Job) -> tuple[str, dict[str, Any]]:
+    def submit(self, job: Job) -> tuple[str, JsonObject]:
         assert isinstance(job.profile, SkyPilot)
         secrets = [part for name in job.profile.secrets for part in ("--secret", name)]
         task = str(job.folder / file_name(job.profile))
@@ -214,7 +215,7 @@ class SkyPilotScheduler(Scheduler):
             raise SchedulerError(f"sky jobs launch ended well, and sky jobs queue lists no job {job.name}")
         return max(ids, key=int), {}
 
-    def _queue(self) -> list[dict[str, Any]]:
+    def _queue(self) -> list[dict[str, object]]:
         printed = ask("sky", "jobs", "queue", "--output", "json", times=4)
         try:
             return list(json.loads(printed[printed.index("[") :]))

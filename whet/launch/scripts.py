@@ -4,12 +4,12 @@ import shlex
 import sys
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
 from whet.base.errors import ConfigError
+from whet.base.strict_json import JsonObject
 from whet.launch.job import EXIT, LOG, RECIPE, Job
 from whet.launch.profiles import Docker, Kubernetes, Profile, SkyPilot, Slurm
 from whet.launch.ray_on_slurm import RAY_ON_NODES
@@ -55,7 +55,10 @@ def render(job: Job) -> str:
         return _task(job, profile)
     if isinstance(profile, Slurm):
         return _slurm(job, profile)
-    return "\n".join(["#!/bin/bash", f"# {job.line}", *_start(job), _KEEP_CODE, *_exit_file(job), _RUN, ""])
+    head = ["#!/bin/bash", f"# {job.line}"]
+    if isinstance(profile, Docker):
+        head.append(f"# runs in: docker run --detach {shlex.join(docker_options(job))}")
+    return "\n".join([*head, *_start(job), _KEEP_CODE, *_exit_file(job), _RUN, ""])
 
 
 _RUN = 'exec bash -c "$keep_code" "$exit_file" "${command[@]}"'
@@ -142,7 +145,7 @@ def _manifest(job: Job, profile: Kubernetes) -> str:
     sent = {"job.sh": script} | ({RECIPE: job.recipe} if job.recipe is not None else {})
     metadata = {"name": job.name} | ({"namespace": profile.namespace} if profile.namespace else {})
     head = _pod(job, profile, "ray-head", gpus=0 if many else profile.gpus)
-    cluster: dict[str, Any] = {
+    cluster: JsonObject = {
         "rayVersion": profile.ray_version,
         "authOptions": {"mode": "token"},  # the operator makes the token and gives it to all pods
         # Where there are workers, the head has only the run's controller, and ranks and engines go to the workers.
@@ -163,12 +166,12 @@ def _manifest(job: Job, profile: Kubernetes) -> str:
     )
 
 
-def _pod(job: Job, profile: Kubernetes, name: str, gpus: int) -> dict[str, Any]:
-    volumes: list[dict[str, Any]] = [
+def _pod(job: Job, profile: Kubernetes, name: str, gpus: int) -> dict[str, object]:
+    volumes: list[JsonObject] = [
         {"name": "sent", "configMap": {"name": job.name}},
         {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": profile.shared_memory}},
     ]
-    mounts: list[dict[str, Any]] = [
+    mounts: list[JsonObject] = [
         {"name": "sent", "mountPath": _SENT, "readOnly": True}, {"name": "memory", "mountPath": "/dev/shm"},
     ]  # fmt: skip
     for number, (inside, claim) in enumerate(profile.mounts.items()):
@@ -179,14 +182,14 @@ def _pod(job: Job, profile: Kubernetes, name: str, gpus: int) -> dict[str, Any]:
         mounts.append({"name": f"claim-{number}", "mountPath": inside, **only})
     variables = {"RAY_USAGE_STATS_ENABLED": "0"} | profile.environment
     resources = {"cpu": str(profile.cpus), "memory": profile.memory} | ({"nvidia.com/gpu": gpus} if gpus else {})
-    container: dict[str, Any] = {
+    container: JsonObject = {
         "name": name, "image": profile.container,
         "env": [{"name": key, "value": value} for key, value in variables.items()],
         "resources": {"limits": resources, "requests": dict(resources)}, "volumeMounts": mounts,
     }  # fmt: skip
     if profile.secrets:
         container["envFrom"] = [{"secretRef": {"name": secret}} for secret in profile.secrets]
-    pod: dict[str, Any] = {"containers": [container], "volumes": volumes}
+    pod: JsonObject = {"containers": [container], "volumes": volumes}
     if gpus:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}  # InfiniBand pins memory
         pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -203,7 +206,7 @@ def _task(job: Job, profile: SkyPilot) -> str:
         "infra": profile.infra, "accelerators": profile.gpus, "cpus": profile.cpus, "memory": profile.memory,
         "use_spot": profile.spot or None, "image_id": profile.container and f"docker:{profile.container}",
     }  # fmt: skip
-    mounts: dict[str, Any] = {inside: {"source": bucket, "mode": "MOUNT"} for inside, bucket in profile.mounts.items()}
+    mounts: JsonObject = {inside: {"source": bucket, "mode": "MOUNT"} for inside, bucket in profile.mounts.items()}
     if job.recipe is not None:
         mounts[f"{_SENT}/{RECIPE}"] = str(job.folder / RECIPE)
     task = {
@@ -214,7 +217,7 @@ def _task(job: Job, profile: SkyPilot) -> str:
     return _yaml({name: value for name, value in task.items() if value})
 
 
-def _yaml(*documents: dict[str, Any]) -> str:
+def _yaml(*documents: dict[str, object]) -> str:
     yaml, stream = YAML(), StringIO()
     yaml.width, yaml.default_flow_style = 4096, False
     yaml.representer.ignore_aliases = lambda *_: True
@@ -222,7 +225,7 @@ def _yaml(*documents: dict[str, Any]) -> str:
     return stream.getvalue()
 
 
-def _literal(value: Any) -> Any:
+def _literal(value: object) -> object:
     """Return the values with texts of several lines as literal blocks, so that scripts stay readable."""
     if isinstance(value, dict):
         return {key: _literal(item) for key, item in value.items()}

@@ -80,7 +80,7 @@ class Balance:
         pass happens after ``_end``, so it isn't counted."""
         self._counting = torch.is_grad_enabled() and bool(args[0].trained.any())
 
-    def _end(self, model: nn.Module, args: tuple[Any, ...], output: object) -> None:
+    def _end(self, model: nn.Module, args: tuple[object, ...], output: object) -> None:
         self._counting = False
 
     def _count_for(self, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -33,7 +33,7 @@ class LearnerFacts:
     vocabulary: int  # rows of its output matrix
     steps_done: int  # optimizer steps, as of its last load
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> dict[str, object]:
         """Return the facts as plain values for display."""
         return asdict(self) | {"model": self.model.path}
 
@@ -58,6 +58,18 @@ class Update:
     metrics: Metrics
     logprobs: Tensor  # [N] float32 on the CPU: log-probs of the batch's tokens before the step; 0 where untrained, nan
     # where the forward pass was skipped because of the loss's ``zero_gradient``
+
+
+@dataclass(slots=True)
+class RankUpdate:
+    """One rank's result of one optimizer step."""
+
+    loss: float  # summed over this rank's micro-batches
+    metrics: Metrics  # the loss's own; additive over ranks
+    logprobs: list[Tensor]  # [n] float32 on the CPU, for each micro-batch
+    gradient_norm: float  # of the whole step, before clipping; the same on every rank
+    lr: float
+    skipped: bool
 
 
 @dataclass(slots=True, frozen=True)

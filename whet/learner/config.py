@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.core.batch import Output
 from whet.models.config import AttentionName, DeviceName, ModelConfig
@@ -43,7 +44,7 @@ class LearnerConfig(Config):
 
     type: Literal["torch", "megatron"] = "torch"
     """The implementation of layers. ``torch``: transformers', distributed by torch. ``megatron``: Megatron Core's,
-    for dense Llama, Qwen2 and Qwen3 (``whet[megatron]``)."""
+    for Llama, Qwen2, Qwen3, Qwen3-MoE, Mixtral and DeepSeek-V3 (``whet[megatron]``)."""
     device: DeviceName = "auto"
     """``auto``: a GPU for each rank if there are any. ``cuda`` is an error without a GPU."""
     attention: AttentionName = "auto"
@@ -96,7 +97,7 @@ class LearnerConfig(Config):
 
     def problems(self, parallel: ParallelConfig, lora: bool) -> Iterator[str]:
         """Yield the settings that can't be combined with the learner's ranks, or with LoRA."""
-        if self.type == "megatron" and (unsupported := list(self._not_with_megatron(parallel, lora))):
+        if self.type == "megatron" and (unsupported := list(self._not_with_megatron(parallel))):
             yield (
                 f"learner.type = megatron does not support {', '.join(unsupported)}; leave that out, or set "
                 "learner.type=torch"
@@ -110,15 +111,13 @@ class LearnerConfig(Config):
                     "them; leave one of them out"
                 )
 
-    def _not_with_megatron(self, parallel: ParallelConfig, lora: bool) -> Iterator[str]:
+    def _not_with_megatron(self, parallel: ParallelConfig) -> Iterator[str]:
         set_here = {"compile": self.compile, "float8": self.float8, "balance": self.balance is not None}
         set_here["deterministic"] = self.deterministic
         set_here[f"attention = {self.attention}"] = self.attention not in ("auto", "blocks")
         yield from (f"learner.{name}" for name, present in set_here.items() if present)
-        cut = {"fsdp": parallel.fsdp > 1, "expert": parallel.expert > 1, "cpu_offload": parallel.cpu_offload}
-        yield from (f"parallel.{name}" for name, present in cut.items() if present)
-        if lora:
-            yield "model.lora"
+        if parallel.cpu_offload:
+            yield "parallel.cpu_offload"
 
 
 class ParameterGroup(Config):
@@ -151,7 +150,7 @@ class OptimizerConfig(Config):
     """``adamw`` (arXiv 1711.05101); ``muon`` for hidden matrices and AdamW for the rest (arXiv 2502.16982);
     ``adafactor`` (arXiv 1804.04235); or the path of a class of yours, ``my_module:MyOptimizer``, derived from torch's
     Optimizer."""
-    settings: dict[str, Any] = Field({})
+    settings: JsonObject = Field({})
     """Further arguments of ``muon`` (``momentum``, ``nesterov``, ``ns_steps``, ``adjust_lr_fn``), ``adafactor``
     (``beta2_decay``, ``d``, ``eps``) or your class."""
     lr: float = Field(1e-6, ge=0)
@@ -183,11 +182,9 @@ class OptimizerConfig(Config):
             raise ValueError(
                 f"settings = {self.settings} are for other types; adamw has lr, betas, eps and weight_decay"
             )
-        fields = OptimizerConfig.model_fields
         unused = ["moments"] if self.type == "muon" else ["moments", "betas", "eps"]
-        for name in unused if self.type != "adamw" else []:
-            if getattr(self, name) != fields[name].default:
-                raise ValueError(f"{name} = {getattr(self, name)} has no effect with type = {self.type}; leave it out")
+        for name, value in self.changed(unused if self.type != "adamw" else ()).items():
+            raise ValueError(f"{name} = {value} has no effect with type = {self.type}; leave it out")
         if self.lr == 0 and any(group.lr for group in self.groups):
             raise ValueError("groups: a learning rate follows the schedule of lr, which is 0; set lr above 0")
         return self
@@ -204,12 +201,11 @@ class OptimizerConfig(Config):
     def problems(self, parallel: ParallelConfig, joined: bool = False) -> Iterator[str]:
         """Yield the settings that can't be combined with the learner's ranks. ``joined``: some parameters are several
         matrices of the model in one, as Megatron Core has them."""
-        for setting in ("type", "groups", "moments") if joined else ():
-            if (value := getattr(self, setting)) != OptimizerConfig.model_fields[setting].default:
-                yield (
-                    f"optimizer.{setting} = {value} needs the matrices of the model one by one, but Megatron Core "
-                    "joins some; leave it out, or set learner.type=torch"
-                )
+        for setting, value in self.changed(("type", "groups", "moments") if joined else ()).items():
+            yield (
+                f"optimizer.{setting} = {value} needs the matrices of the model one by one, but Megatron Core "
+                "joins some; leave it out, or set learner.type=torch"
+            )
         if self.type != "adamw" and parallel.ranks > 1:
             yield (
                 f"optimizer.type = {self.type} needs whole matrices, but parallel splits them over {parallel.ranks} "

@@ -3,7 +3,7 @@ no code."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from whet.core.types import Distribution
 _FACTS = "dump.json"
 
 
-def write_dump(folder: Path, micro_batches: Sequence[MicroBatch], facts: dict[str, Any]) -> None:
+def write_dump(folder: Path, micro_batches: Sequence[MicroBatch], facts: dict[str, object]) -> None:
     """Write ``folder`` as a whole; an older dump in it is replaced. ``facts`` are JSON values."""
     with replacing(folder) as staging:
         for index, micro in enumerate(micro_batches):
@@ -34,7 +34,7 @@ def write_dump(folder: Path, micro_batches: Sequence[MicroBatch], facts: dict[st
         write_atomically(staging / _FACTS, json.dumps(facts | {"micro_batches": others}, indent=1))
 
 
-def read_dump(folder: Path) -> tuple[list[MicroBatch], dict[str, Any]]:
+def read_dump(folder: Path) -> tuple[list[MicroBatch], dict[str, object]]:
     """Return the micro-batches and the facts. Raises ``WhetError`` if ``folder`` has no dump."""
     try:
         facts = json.loads((folder / _FACTS).read_text())
@@ -53,9 +53,7 @@ def _file(index: int) -> str:
 
 
 def _tensors(batch: Batch) -> dict[str, Tensor]:
-    tensors = {column.name: getattr(batch, column.name) for column in fields(batch)}
-    tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
-    tensors |= {f"score/{name}": values for name, values in batch.scores.items()}
+    tensors = batch.tensors() | {f"score/{name}": values for name, values in batch.scores.items()}
     return tensors | {f"{column.axis}/{name}": column.values for name, column in batch.columns.items()}
 
 

@@ -18,10 +18,10 @@ from whet.cluster.base import Cluster, Placement, WorkerGroup
 from whet.cluster.local import LocalCluster
 from whet.core.batch import Batch, ModelOutput
 from whet.core.packing import MicroBatch, idle_micro_batches, pack
-from whet.learner.base import LearnerFacts, Top, Update
+from whet.learner.base import LearnerFacts, RankUpdate, Top, Update
 from whet.learner.config import WorkerConfig
 from whet.learner.model import build_whole
-from whet.learner.worker import LearnerWorker, RankUpdate
+from whet.learner.worker import LearnerWorker
 from whet.losses.base import Loss
 from whet.losses.weighted import WeightedLoss, at_trained
 from whet.metrics import Metrics

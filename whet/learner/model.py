@@ -15,8 +15,7 @@ from whet.base.extras import extra
 from whet.core.batch import Batch, ModelOutput, Output
 from whet.learner.base import Top
 from whet.learner.config import Precision
-from whet.learner.float8 import use_float8
-from whet.learner.precision import autocast, bf16_residual_stream, keep_in_bfloat16, weight_dtype
+from whet.learner.precision import autocast, bf16_residual_stream, keep_in_bfloat16, use_float8, weight_dtype
 from whet.models.attention.choice import choose_attention
 from whet.models.attention.forest import forest_hidden, unwrapped
 from whet.models.compiled import compile_layers
@@ -75,7 +74,7 @@ class LearnerModel(nn.Module):
         with autocast(self.precision, self.device):
             inputs = None
             if self.images is not None and batch.images:
-                inputs = embedded(self.model, batch, self.images)
+                inputs = embedded(self.model, batch, self.images, self.shards.tokens)
             hidden = forest_hidden(
                 self.model,
                 batch,

@@ -52,7 +52,7 @@ def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], config: Optimizer
     return eight
 
 
-def _groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[dict[str, Any]]:
+def _groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[dict[str, object]]:
     """Return torch's parameter groups. By default weight decay is for matrices only. ``ratio``: of a group's learning
     rate to the optimizer's; ``hidden``: matrices other than embeddings and heads."""
     trained = [(name, p) for name, p in named if p.requires_grad]
@@ -92,12 +92,12 @@ class Several(torch.optim.Optimizer):
         for part in parts:
             part.state = self.state
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for part in self.parts:
             part.step()
 
 
-def _muon(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+def _muon(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.Optimizer:
     """Return Muon, whose updates are scaled to the size of AdamW's, so that one learning rate suits both."""
     hidden = [group for group in groups if group.pop("hidden", False)]
     others = [group for group in groups if not any(group is chosen for chosen in hidden)]
@@ -111,7 +111,7 @@ def _muon(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.
     return Several(parts)
 
 
-def _of_class(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+def _of_class(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.Optimizer:
     try:
         made: Any = torch.optim.Adafactor if config.type == "adafactor" else import_path(config.type)
     except ComponentError as error:
@@ -168,7 +168,7 @@ def stored_state(
     }
 
 
-def restored(state: Mapping[str, Any]) -> dict[str, Any]:
+def restored(state: Mapping[str, Any]) -> dict[str, object]:
     """Return the state as the optimizer had it, from the tensors that ``pieces`` made of it."""
     return {
         kind.removesuffix(NUMBER): tensor.item() if kind.endswith(NUMBER) else tensor for kind, tensor in state.items()
@@ -190,7 +190,7 @@ def make_moments(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter] = empty_state(optimizer, parameter)
 
 
-def pieces(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+def pieces(state: Mapping[str, object], name: str) -> dict[str, Tensor]:
     """Return the plain tensors of a parameter's state, as KIND/NAME: an 8-bit moment has two. Numbers become tensors.
     Raises ``WhetError`` for a state that is neither."""
     tensors: dict[str, Tensor] = {}

@@ -1,9 +1,10 @@
 """Forward and backward passes of micro-batches: one after the other or, if layers are distributed over ranks, through
-the stages of a pipeline, which all get the last stage's results."""
+the stages of a pipeline, which all get the last stage's results. And the measurement of a step over all ranks."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,11 @@ from whet.core.batch import Batch, ModelOutput, Output
 from whet.core.packing import idle
 from whet.learner.base import Top
 from whet.learner.model import LearnerModel
+from whet.learner.optimizer import gradient_norm
 from whet.models.stages import StageInput
 from whet.parallel.fsdp import set_last_backward
+from whet.parallel.mesh import Ranks
+from whet.parallel.parameters import squared_norm
 from whet.processes.compute import COMPUTE
 
 
@@ -60,7 +64,7 @@ def forward_backward(
             return output
         if number < len(batches):
             return loss(number, output)
-        return sum((column.sum() for column in _columns(output).values()), torch.zeros(()))  # zeros
+        return sum((column.sum() for column in output.columns().values()), torch.zeros(()))  # zeros
 
     if model.pipeline is None:
         for number, batch in enumerate(PROGRESS.each(batches, "micro-batches")):
@@ -82,13 +86,22 @@ def forward_backward(
     model.shards.parameters.sum_gradients(model.by_name())
 
 
+def measure(model: LearnerModel, total: Tensor, ranks: Ranks | None) -> tuple[float, float, float]:
+    """Return the loss of this shard of the data, which is ``total``, the loss of the whole step, and the norm of its
+    gradient. The latter two are bit-identical on every rank, so that all ranks decide alike."""
+    if ranks is None:
+        loss, norm = torch.stack([total.double(), gradient_norm(model.parameters()).double()]).tolist()
+        return loss, loss, norm
+    stored = model.shards.parameters.stored
+    owned = ((name, p.grad) for name, p in model.owned_parameters() if p.grad is not None)
+    gradients = [part for name, gradient in owned for part in stored(name, gradient).values()]
+    squares = squared_norm(gradients, ranks.info.ranks // ranks.config.pipeline).to(ranks.device)
+    loss, squared = ranks.sum(torch.stack([total / ranks.config.ranks_per_shard, squares])).tolist()
+    return float(total), loss, math.sqrt(squared) if squared >= 0 else math.nan
+
+
 def _on_cpu(output: ModelOutput) -> ModelOutput:
-    return replace(output, **{name: column.cpu() for name, column in _columns(output).items()})
-
-
-def _columns(output: ModelOutput) -> dict[str, Tensor]:
-    columns = {field.name: getattr(output, field.name) for field in fields(output)}
-    return {name: column for name, column in columns.items() if column is not None}
+    return replace(output, **{name: column.cpu() for name, column in output.columns().items()})
 
 
 def _full(count: int, batches: Sequence[Batch]) -> list[Batch]:

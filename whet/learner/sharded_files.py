@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from whet.base.errors import WhetError
+from whet.base.strict_json import JsonObject
 from whet.parallel.mesh import Ranks
 
 
@@ -33,7 +33,7 @@ def described(folder: Path) -> dict[str, Tensor]:
     try:
         if not any(folder.glob("*.safetensors")):
             raise FileNotFoundError(f"{folder} has no *.safetensors file")
-        metadata: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        metadata: JsonObject = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise WhetError(f"no learner can be loaded from {folder}: {error}") from error
     for name, tensor in metadata.items():

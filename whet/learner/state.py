@@ -26,6 +26,7 @@ from whet.learner.optimizer import pieces, restored, stored_state
 from whet.learner.sharded_files import described, fill, write_pieces
 from whet.models.fit import match
 from whet.parallel.mesh import Ranks, fail_together
+from whet.parallel.parameters import persistent_buffers
 from whet.processes.threads import JobThread
 
 FACTS = "learner.json"
@@ -149,8 +150,7 @@ class LearnerState:
             # parameters that optimizer.groups freezes are saved with the trained ones; LoRA's base model is not
             whole = self._optimizer is not None and not hasattr(self._model.model, "peft_config")
             tensors |= {prefix + name: p for name, p in parameters.items() if p.requires_grad or whole}
-            persistent = module.state_dict(keep_vars=True)
-            buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+            buffers = dict(persistent_buffers(module))
             if not (whole or self._model.fully_trainable):  # routers' biases change even if only LoRA is trained
                 buffers = {name: buffer for name, buffer in buffers.items() if self._config.balance and BIAS in name}
             tensors |= {prefix + name: buffer for name, buffer in buffers.items()}
@@ -176,7 +176,7 @@ class LearnerState:
         else:
             write_pieces(folder, {**weights, **moments}, group)
 
-    def _write_facts(self, folder: Path, facts: Mapping[str, Any]) -> None:
+    def _write_facts(self, folder: Path, facts: Mapping[str, object]) -> None:
         """Write the facts last: if they exist, the save is complete."""
         with fail_together(self._ranks, "saving"):
             if self._ranks is None or self._ranks.info.rank == 0:

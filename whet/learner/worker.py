@@ -6,8 +6,8 @@ and backward passes, when the gradient norm is computed, and when weights and st
 """
 
 import math
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from whet.cluster.rendezvous import LOOPBACK
 from whet.core.batch import Batch, ModelOutput, Output
 from whet.core.packing import MicroBatch
 from whet.learner.balance import Balance
-from whet.learner.base import LearnerFacts, Top
+from whet.learner.base import LearnerFacts, RankUpdate, Top
 from whet.learner.config import OUTPUTS, WorkerConfig
 from whet.learner.dump import read_dump
 from whet.learner.model import LearnerModel, build_model
@@ -34,7 +34,7 @@ from whet.learner.optimizer import (
     scale_gradients,
     set_rate,
 )
-from whet.learner.passes import forward, forward_backward, seeded_dropout
+from whet.learner.passes import forward, forward_backward, measure, seeded_dropout
 from whet.learner.precision import set_matmul_precision, with_precision
 from whet.learner.profiler import Profiler
 from whet.learner.skipping import SkippedStep, first_not_finite
@@ -47,22 +47,9 @@ from whet.models.device import be_deterministic, choose_device
 from whet.models.moe.routing import follow_routes
 from whet.parallel.fsdp import reshard
 from whet.parallel.mesh import Ranks, join
-from whet.parallel.parameters import squared_norm
 from whet.weights.named_weights import requested_weights
 from whet.weights.sender import Sender
 from whet.weights.shared_memory import settle
-
-
-@dataclass(slots=True)
-class RankUpdate:
-    """One rank's result of one optimizer step."""
-
-    loss: float  # summed over this rank's micro-batches
-    metrics: Metrics  # the loss's own; additive over ranks
-    logprobs: list[Tensor]  # [n] float32 on the CPU, for each micro-batch
-    gradient_norm: float  # of the whole step, before clipping; the same on every rank
-    lr: float
-    skipped: bool
 
 
 class LearnerWorker:
@@ -193,7 +180,7 @@ class LearnerWorker:
             raise WhetError("this learner has no optimizer, so it can score but not update")
         make_moments(self.optimizer)
         total, metrics, logprobs = self.accumulate(micro_batches, loss)
-        shard_loss, loss_value, norm_value = self._measure(total)
+        shard_loss, loss_value, norm_value = measure(self.module, total, self.ranks)
         lr = learning_rate(config, progress.step, self.config.steps)
         finite = math.isfinite(loss_value) and math.isfinite(norm_value)
         if finite:
@@ -241,20 +228,7 @@ class LearnerWorker:
             result = self.module.pipeline.from_last(result)
         return result[0].to(self.device), *result[1:]
 
-    def _measure(self, total: Tensor) -> tuple[float, float, float]:
-        """Return the loss of this shard of the data, the loss of the whole step, and the norm of its gradient. The
-        latter two are bit-identical on every rank, so that all ranks decide alike."""
-        if self.ranks is None:
-            loss, norm = torch.stack([total.double(), gradient_norm(self.module.parameters()).double()]).tolist()
-            return loss, loss, norm
-        stored = self.module.shards.parameters.stored
-        owned = ((name, p.grad) for name, p in self.module.owned_parameters() if p.grad is not None)
-        gradients = [part for name, gradient in owned for part in stored(name, gradient).values()]
-        squares = squared_norm(gradients, self.info.ranks // self.config.parallel.pipeline).to(self.device)
-        loss, squared = self.ranks.sum(torch.stack([total / self.config.parallel.ranks_per_shard, squares])).tolist()
-        return float(total), loss, math.sqrt(squared) if squared >= 0 else math.nan
-
-    def replay(self, dump: Path, loss: Loss) -> list[dict[str, Any]]:
+    def replay(self, dump: Path, loss: Loss) -> Sequence[Mapping[str, object]]:
         """Return, for each micro-batch of a skipped step's dump, its effect with the current weights, which are not
         changed: ``loss``, ``gradient_norm``, and ``not_finite``, the first parameter whose gradient is not finite (or
         None)."""

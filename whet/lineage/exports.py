@@ -4,9 +4,8 @@ answers."""
 import logging
 from pathlib import Path
 
-from whet.base.digest import digest
 from whet.base.errors import WhetError
-from whet.base.files import append
+from whet.base.files import append, digest
 from whet.lineage.record import FILE, Input, Record, Session, read_record
 
 log = logging.getLogger(__name__)

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_origin
 
-from whet.base.digest import digest
 from whet.base.errors import DataError, WhetError
+from whet.base.files import digest
 from whet.config import Config
 from whet.data.base import Data
 from whet.data.files import data_files
 from whet.fetch.adapter import base_of, is_adapter
+from whet.fetch.megatron import METADATA, checkpoint_in
 from whet.fetch.model import fetch_model
 from whet.lineage.record import Input, Record, Session, maker_of, read_record
 from whet.models.config import ModelConfig
@@ -33,7 +34,10 @@ def inputs_of(settings: Config, run: Path) -> tuple[Input, ...]:
 
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a model's folder that decide its output."""
-    return sorted({path for pattern in _OF_MODELS for path in folder.glob(pattern) if path.name != "lineage.json"})
+    files = {path for pattern in _OF_MODELS for path in folder.glob(pattern) if path.name != "lineage.json"}
+    if (checkpoint := checkpoint_in(folder)) is not None:
+        files |= {checkpoint / METADATA, *checkpoint.glob("*.distcp")}
+    return sorted(files)
 
 
 def _parts(value: object, key: str) -> Iterator[tuple[str, Config]]:
@@ -53,19 +57,20 @@ def _parts(value: object, key: str) -> Iterator[tuple[str, Config]]:
 def _of_part(key: str, part: Config, run: Path) -> Iterator[Input]:
     if not type(part).__module__.startswith("whet."):
         yield from _code(key, type(part), run)
+    settings = dict(part)
     if isinstance(part, ModelConfig):
         yield from _model(key, part.path, part.revision, run)
     elif isinstance(part, Data):
-        for name, value in part:
+        for name, value in settings.items():
             if not isinstance(value, str) or get_origin(type(part).model_fields[name].annotation) is Literal:
                 continue  # a choice names no file, as the path of gold answers
             if name == "path" or name.endswith("_path"):
                 yield _data(f"{key}.{name}", value, run)
             elif name == "model":
-                yield from _model(f"{key}.{name}", value, getattr(part, "revision", None), run)
+                yield from _model(f"{key}.{name}", value, settings.get("revision"), run)
             elif (file := _file_of_function(value)) is not None:
                 yield _of_files(f"{key}.{name}", value, partial(list, [file]), run, whole=True)
-    replay = getattr(part, "replay", None)
+    replay = settings.get("replay")
     if isinstance(replay, str):
         record = maker_of([Path(replay) / "recipe.yaml"], run)
         yield Input(setting=f"{key}.replay", name=replay, maker=record)
@@ -127,8 +132,11 @@ def _of_files(setting: str, name: str, list_files: Callable[[], list[Path]], run
 
 def record_run(settings: Config, folder: Path, seed: int, *, again: bool = False) -> None:
     """Write the lineage of a run into its folder. ``again``: the run is resumed, and what it read before stays in the
-    record; a warning names each file that was changed since."""
+    record; a warning names each file that was changed since. So it does for files of prepared data and exports that are
+    not as they were made."""
     inputs, session = inputs_of(settings, folder), Session.now()
+    for problem in (line for each in inputs for line in each.unlike_made()):
+        log.warning("%s", problem)
     earlier = None
     try:
         earlier = read_record(folder) if again else None

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,9 +23,8 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationError
 
-from whet.base.digest import unchanged
 from whet.base.errors import DataError
-from whet.base.files import write_atomically
+from whet.base.files import unchanged, write_atomically
 from whet.config import Config
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,19 @@ class Input(Config):
         """Return a line for each file that is missing or was changed since the ``reader`` read it."""
         lines = (_problem(Path(file), expected, f"since the {reader} read it") for file, expected in self.files.items())
         return [line for line in lines if line]
+
+    def unlike_made(self) -> list[str]:
+        """Return a line for each file that was changed, or is missing, since its maker wrote it."""
+        if self.maker is None:
+            return []
+        lines, kind = list[str](), self.maker.kind
+        read = {Path(file).name: value for file, value in self.files.items()}
+        for name, made in self.maker.outputs.items():
+            if name not in read and fnmatch(name, Path(self.name).name):
+                lines.append(f"{name} is missing; the {kind} wrote it")
+            elif read.get(name, made) != made:
+                lines.append(f"{name} was changed since the {kind} wrote it")
+        return [f"{self.setting}: {Path(self.maker.folder) / line}" for line in lines]
 
 
 class Session(Config):

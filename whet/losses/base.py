@@ -59,16 +59,16 @@ FORMS = {
 }
 
 DIVERGENCES = {
-    "forward": "whet.losses.divergences:Forward",
-    "reverse": "whet.losses.divergences:Reverse",
-    "mixed": "whet.losses.divergences:Mixed",
-    "jsd": "whet.losses.divergences:JSD",
+    "forward": "whet.losses.distillation:Forward",
+    "reverse": "whet.losses.distillation:Reverse",
+    "mixed": "whet.losses.distillation:Mixed",
+    "jsd": "whet.losses.distillation:JSD",
 }
 
 LOSSES = {
     "policy": "whet.losses.composite:PolicyLoss",
     "value": "whet.losses.value:ValueLoss",
-    "sft": "whet.losses.supervised:SFTLoss",
+    "sft": "whet.losses.weighted:SFTLoss",
     "dpo": "whet.losses.preference:DPOLoss",
     "simpo": "whet.losses.preference:SimPOLoss",
     "orpo": "whet.losses.preference:ORPOLoss",

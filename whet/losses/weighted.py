@@ -1,4 +1,5 @@
-"""The base of all losses: a value per token, summed with the batch's weights. There is no other normaliser.
+"""The base of all losses: a value per token, summed with the batch's weights. There is no other normaliser. And the
+simplest loss, of supervised fine-tuning.
 
 Weight 0 times inf is nan, and so is its gradient. So a model's output at untrained tokens is replaced by 0 before
 anything is computed from it (``at_trained``), not after.
@@ -112,3 +113,14 @@ def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str
         return metrics
 
     return Metrics().later(torch.stack(sums_and_bounds), record)
+
+
+class SFTLoss(WeightedLoss):
+    """-lp over the trained tokens. The loss mask is set when rows are turned into trajectories."""
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        nll = -at_trained(batch, output.logprobs)
+        means = {"nll": nll}
+        if output.entropy is not None:
+            means["entropy"] = output.entropy
+        return nll, token_metrics(batch, means)

@@ -3,17 +3,24 @@
 One task, the *owner*, runs the training loop. Its phases are exclusive: an inner phase pauses the outer one, so that
 they and ``time/other`` sum to ``time/step``. Phases of other tasks or threads (rollouts in the background) overlap with
 them and are reported separately, as the time in which at least one was open.
+
+``episodes.jsonl`` of a run folder has when each episode was played: one line per episode, in the order of their ends.
+Lines stay when a run is resumed: an episode that was played again took its time twice.
 """
 
 import asyncio
 import heapq
+import json
 import statistics
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from whet.base.files import append
 
 _Caller = tuple[int, int]  # thread and task
 
@@ -214,3 +221,28 @@ def _caller() -> _Caller:
     except RuntimeError:
         task = None
     return threading.get_ident(), id(task) if task else 0
+
+
+FILE = "episodes.jsonl"
+
+
+def write_played(folder: Path, step: int, played: Iterable[Played]) -> None:
+    """Append the episodes that ended in a step."""
+    if lines := "".join(json.dumps({"step": step} | asdict(episode)) + "\n" for episode in played):
+        append(folder / FILE, lines)
+
+
+def read_played(folder: Path) -> Iterator[tuple[int, Played]]:
+    """Yield the step and the times of each episode. Lines that a kill left incomplete are skipped; without a file
+    nothing is yielded."""
+    try:
+        file = (folder / FILE).open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            try:
+                values = json.loads(line)
+                yield values.pop("step"), Played(**values)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue

@@ -8,12 +8,13 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic_core import to_jsonable_python
 
 from whet.base.errors import DataError
 from whet.base.files import sync_folder, write_atomically
+from whet.base.strict_json import JsonObject
 from whet.core.types import Message, Status
 from whet.metrics.rollout_images import restoring, storing
 
@@ -41,7 +42,7 @@ class RolloutRecord:
     prompt: str = ""  # the text before the first reply
     answer: str = ""  # the text of all trained spans
     messages: list[Message] = field(default_factory=list)
-    tools: list[dict[str, Any]] | None = None  # the tools in the prompt
+    tools: list[JsonObject] | None = None  # the tools in the prompt
     reward: float | None = None  # None if the status is failed
     advantage: float | None = None  # None if dropped or not yet computed
     scores: dict[str, float] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class RolloutRecord:
         )
 
     @classmethod
-    def from_json(cls, line: dict[str, Any]) -> Self:
+    def from_json(cls, line: JsonObject) -> Self:
         """Read one line. Unknown keys are ignored and missing ones take their defaults, so old runs stay readable."""
         names = {f.name for f in fields(cls)}
         values = {name: value for name, value in line.items() if name in names}

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from whet.base.dtype import torch_dtype
 from whet.base.errors import WhetError
+from whet.base.strict_json import JsonObject
 from whet.core.content import text_of
-from whet.models.config import ModelConfig
-from whet.models.loading import resolve
+from whet.models.sequence_classifier import load_classifier
 from whet.tasks.preference.reward_model_process import CutScore
 
 
@@ -22,34 +21,17 @@ class Classifier:
         self, model: str, revision: str | None, device: str, dtype: str, threads: int, label: str | int, value: str
     ) -> None:
         """Raises ``WhetError`` for a model that can't be loaded, is not a classifier, or lacks the label."""
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar, set_verbosity_error
-
-        disable_progress_bar()
-        set_verbosity_error()
-        torch.set_num_threads(threads)
-        if device == "cuda" and not torch.cuda.is_available():
-            raise WhetError("device is cuda, but torch finds no GPU here; use cpu")
-        folder = resolve(ModelConfig(path=model, revision=revision))
-        try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-            self.model, info = AutoModelForSequenceClassification.from_pretrained(
-                folder, dtype=torch_dtype(dtype), use_safetensors=True, output_loading_info=True
-            )
-        except (OSError, ValueError) as error:
-            raise WhetError(f"{folder} can't be loaded as a sequence classifier: {error}") from error
-        if info["missing_keys"]:
-            missing = ", ".join(sorted(info["missing_keys"])[:3])
-            raise WhetError(f"{folder} is not a classifier: it lacks {missing}; name a model that was trained as one")
+        where = model, revision, device, dtype, threads
+        folder, tokenizer, self.model = load_classifier(*where, "a classifier", "Name a model that was trained as one")
+        self.tokenizer: Any = tokenizer
         config = self.model.config
         self.independent = config.num_labels == 1 or config.problem_type == "multi_label_classification"
         self.index, self.value = _index(dict(config.id2label), label, str(folder)), value
         limits = [getattr(config, "max_position_embeddings", None), self.tokenizer.model_max_length]
         self.longest = min(limit for limit in [*limits, 1_000_000] if limit)
-        self.model.to(device).eval()
 
     @torch.no_grad()
-    def scores(self, conversations: list[dict[str, Any]]) -> list[float | str]:
+    def scores(self, conversations: list[JsonObject]) -> list[float | str]:
         """Return for each conversation (``messages`` and ``tools``) the score of its last reply: a ``CutScore`` if only
         the beginning of the reply fits the model."""
         return [self._score(text_of(conversation["messages"][-1]["content"])) for conversation in conversations]
@@ -81,7 +63,7 @@ def load(*settings: Any) -> Classifier:
     return Classifier(*settings)
 
 
-def scores(settings: tuple[Any, ...], conversations: list[dict[str, Any]]) -> list[float | str | list[float]]:
+def scores(settings: tuple[Any, ...], conversations: list[dict[str, object]]) -> list[float | str | list[float]]:
     """Return the scores by the classifier of these settings; a ``CutScore`` as a list of one number, because only plain
     values pass between processes."""
     results = load(*settings).scores(conversations)

@@ -1,6 +1,6 @@
 """The settings of a model and of LoRA. Separate from the loading, so that a recipe is read without torch."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -56,7 +56,8 @@ class LoraSettings(Config):
 class ModelConfig(Config):
     """The model's weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, an id on the Hugging Face Hub,
     or an artifact of ``whet export --name``, as in ``artifact:policy:latest``. The folder or id may be an adapter of
-    PEFT, which is merged into its base model."""
+    PEFT, which is merged into its base model; the folder may have a checkpoint of Megatron Core in place of
+    safetensors, which is converted."""
 
     bare: ClassVar = "path"
 
@@ -72,7 +73,7 @@ class ModelConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _path_alone(cls, value: Any) -> Any:
+    def _path_alone(cls, value: object) -> object:
         return {"path": value} if isinstance(value, str) else value
 
     @field_validator("path")

@@ -7,12 +7,16 @@ with causal attention.
 
 import re
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
+from whet.models.layer_heads import heads_of
 from whet.models.moe.experts import experts_of
 from whet.models.quantized import quantized_layers
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k")
 
@@ -60,23 +64,21 @@ class ModelFlops:
         return total
 
 
-def _attention(text: Any) -> dict[int | None, float]:
+def _attention(text: "PretrainedConfig") -> dict[int | None, float]:
     """Return the operations of a query with one key, by the window of the layers."""
-    heads = text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    keys, values = size, size
+    latent = None
     if getattr(text, "qk_nope_head_dim", None):  # latent attention
-        keys, values = text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim
+        latent = text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim
     kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
     kinds = list(kinds or ["full_attention"] * text.num_hidden_layers)
     pair: dict[int | None, float] = {}
-    for kind in kinds:
+    for kind, heads in zip(kinds, heads_of(text), strict=False):
         if "attention" not in kind or "linear" in kind:
             continue
         local = "sliding" in kind or "chunked" in kind
         reach = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
         window = reach if local else None
-        pair[window] = pair.get(window, 0.0) + 2 * heads * (keys + values)
+        pair[window] = pair.get(window, 0.0) + 2 * heads.queries * (latent or 2 * heads.size)
     return pair
 
 

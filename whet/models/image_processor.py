@@ -1,11 +1,16 @@
 """The processor of a model that reads images: it makes the tokens that stand for an image and the inputs of the vision
-tower."""
+tower. And positions of three numbers, of time, height and width (M-RoPE, arXiv 2409.12191, section 2.1).
 
+The three are equal for a token of text. The tokens of an image have one time and their places in its grid, and the text
+after an image continues after the larger side of the grid, not after the number of its tokens."""
+
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,24 +19,39 @@ from whet.base.errors import DataError, WhetError
 from whet.base.extras import extra
 from whet.core.images import images_of, placeholders
 from whet.fetch.images import open_image
-from whet.models.positions import Grid
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, ProcessorMixin
 
 _KINDS = {"token_type_ids", "mm_token_type_ids"}  # 1 for a token of an image, 0 for text
 _TEXT = {"input_ids", "attention_mask", *_KINDS}  # what is not for the vision tower
+
+LooksAhead = Literal["everywhere", "in windows"]
+"""The layers in which the tokens of an image attend to all of it: all layers, or those with a sliding window."""
+
+Grid = tuple[int, int]
+"""The rows and columns of an image's features."""
 
 
 class ImageProcessor:
     """The image processor of a model, for the renderer, the engine and the learner of a process: their threads take
     turns. It keeps the tokens of images, but not the inputs, which are large."""
 
-    def __init__(self, processor: Any, feature_id: int, merged: int | None = None) -> None:
-        """``feature_id``: the token in whose places the model puts features, ``image_token_id`` of its config.
-        ``merged``: the number of rows, and of columns, of patches in a feature, for a model with positions of three
-        numbers."""
+    def __init__(
+        self,
+        folder: Path,
+        processor: "ProcessorMixin",
+        feature_id: int,
+        merged: int | None = None,
+        looks_ahead: LooksAhead | None = None,
+    ) -> None:
+        """``folder``: of the model, with the processor's files. ``feature_id``: the token in whose places the model
+        puts features, ``image_token_id`` of its config. ``merged``: the number of rows, and of columns, of patches in a
+        feature, for a model with positions of three numbers. ``looks_ahead``: the layers in which the tokens of an
+        image attend to all of it; None: there are none."""
+        self.folder = folder
         self._processor = processor
+        self.looks_ahead = looks_ahead
         self._feature_id = feature_id
         self._merged = merged
         self.mark: int = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
@@ -55,13 +75,17 @@ class ImageProcessor:
                 f"model.vision: the model in {folder} has no processor of images with an image_token; leave "
                 "model.vision out to train its text part, if it has one"
             )
-        rope: Any = getattr(config.get_text_config(), "rope_parameters", None) or {}
+        decoder: Any = config.get_text_config()
+        rope = getattr(decoder, "rope_parameters", None) or {}
         merged = config.vision_config.spatial_merge_size if "mrope_section" in rope else None
-        return cls(processor, feature_id, merged)
+        looks_ahead: LooksAhead | None = "everywhere" if config.model_type == "gemma3" else None
+        if getattr(decoder, "use_bidirectional_attention", None) == "vision":  # Gemma 4
+            looks_ahead = "in windows"
+        return cls(folder, processor, feature_id, merged, looks_ahead)
 
     @property
     def with_grids(self) -> bool:
-        """True if the positions of the model's tokens have three numbers; see ``whet.models.positions``."""
+        """True if the positions of the model's tokens have three numbers; see ``whet.models.image_processor``."""
         return self._merged is not None
 
     def tokens(self, url: str) -> Sequence[int]:
@@ -86,6 +110,23 @@ class ImageProcessor:
     def marked(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokens as the model's own code and the tokenizer have them, the same for every image."""
         return [self._feature_id if token < 0 else token for token in tokens]
+
+    def folded(self, tokens: Sequence[int], urls: Sequence[str]) -> tuple[list[int], list[str]]:
+        """Return the tokens as a chat template writes them, with one mark for each image, and the images in the order
+        of their marks. ``urls``: the images that the tokens may have. Raises ``DataError`` for a part of an image."""
+        self.check(tokens, urls)
+        images = {url: list(self.tokens(url)) for url in dict.fromkeys(urls)}
+        begins = {of_image[0] for of_image in images.values()}
+        text, order, place = list[int](), list[str](), 0
+        while place < len(tokens):
+            here = images if tokens[place] in begins else ()
+            url = next((url for url in here if list(tokens[place : place + len(images[url])]) == images[url]), None)
+            text.append(tokens[place] if url is None else self.mark)
+            order += [] if url is None else [url]
+            place += 1 if url is None else len(images[url])
+        if min(text) < 0:
+            raise DataError("an image has lost the text that its processor writes around it: it was cut")
+        return text, order
 
     def size(self, url: str) -> int:
         """Return the number of an image's features."""
@@ -127,15 +168,79 @@ def feature_rows(image: Tensor, urls: Sequence[str], images: ImageProcessor) -> 
     return rows
 
 
-def load_processor(folder: Path, config: "PretrainedConfig") -> Any:
-    """Return the processor of a model without its part for videos, which would need torchvision: it takes no part in
-    the tokens and pixels of images."""
+def load_processor(folder: Path, config: "PretrainedConfig") -> object:
+    """Return the processor of a model without its parts for videos and audio, which may need other packages: they take
+    no part in the tokens and pixels of images."""
     from transformers import AutoProcessor
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-    whole: Any = PROCESSOR_MAPPING.get(type(config), None)
+    whole = _processor_class(config)
     if whole is None:
         return AutoProcessor.from_pretrained(folder)
-    parts = [part for part in whole.get_attributes() if "video" not in part]
-    without_videos = type(whole.__name__, (whole,), {"get_attributes": classmethod(lambda _: parts)})
-    return without_videos.from_pretrained(folder)  # type: ignore[attr-defined]
+    names = whole.get_attributes()
+    kept = [name for name in names if name in ("image_processor", "tokenizer")]
+
+    kept_alone: Any = type(whole.__name__, (whole,), {"get_attributes": classmethod(lambda _: kept)})
+
+    def arguments(_: type, *args: object, **settings: object) -> list[object]:
+        parts = dict(zip(kept, kept_alone._get_arguments_from_pretrained(*args, **settings), strict=True))
+        return [parts.get(name) for name in names]
+
+    def check(self: object, name: str, part: object) -> object:
+        return None if part is None else whole.check_argument_for_proper_class(self, name, part)
+
+    methods = {"_get_arguments_from_pretrained": classmethod(arguments), "check_argument_for_proper_class": check}
+    without_others: Any = type(whole.__name__, (whole,), methods)
+    module: Any = import_module(whole.__module__)
+    if vars(module).get("num2words", _refuse) is None:
+        module.num2words = _refuse  # SmolVLM's asks for this package, which writes the numbers of frames
+    return without_others.from_pretrained(folder)
+
+
+def _processor_class(config: "PretrainedConfig") -> Any:
+    """Return the class of a model's processor, None if transformers has none. Gemma 4's takes two names from its module
+    for torchvision, which the one for Pillow has, too."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    try:
+        return PROCESSOR_MAPPING.get(type(config), None)
+    except ModuleNotFoundError:
+        package = type(config).__module__.rpartition(".")[0]
+        family = package.rpartition(".")[2]
+        for_torchvision = f"{package}.image_processing_{family}"
+        sys.modules[for_torchvision] = import_module(f"{package}.image_processing_pil_{family}")
+        try:
+            return PROCESSOR_MAPPING.get(type(config), None)
+        finally:
+            del sys.modules[for_torchvision]
+
+
+def _refuse(*_: object) -> str:
+    raise WhetError("videos are refused")
+
+
+def grid_positions(
+    place: Tensor, start: Sequence[int], parent: Sequence[int], image: Tensor, row: Tensor, grids: Sequence[Grid]
+) -> Tensor:
+    """Return the positions of tokens in a forest of segments, [3, N].
+
+    ``place``, [N]: the number of tokens before each one in its segment and the ancestors. ``start``,
+    ``parent``: the first token and the parent of each segment, -1 for a root; parents come before children.
+    ``image``, [N]: the index of each token's image in ``grids``, -1 for text. ``row``, [N]: the number of each token
+    among the features of its image.
+    """
+    jump = torch.zeros_like(place)  # what an image changes for the tokens after it, at its last token
+    offset = torch.zeros(3, len(place), dtype=place.dtype)  # from the first token of an image
+    for index, (height, width) in enumerate(grids):
+        inside = image == index
+        jump[inside & (row == height * width - 1)] = max(height, width) - height * width
+        offset[1, inside] = row[inside] // width
+        offset[2, inside] = row[inside] % width
+    total = torch.cat([jump.new_zeros(1), jump.cumsum(0)])
+    entering: list[int] = []  # the sum of the jumps in a segment's ancestors
+    ends = [*start[1:], len(place)]
+    for above in parent:
+        inherited = 0 if above < 0 else entering[above] + int(total[ends[above]] - total[start[above]])
+        entering.append(inherited)
+    first, length = torch.tensor(start), torch.tensor(ends) - torch.tensor(start)
+    before = total[:-1] + (torch.tensor(entering) - total[first]).repeat_interleave(length)
+    return place + before - torch.where(image < 0, 0, row) + offset

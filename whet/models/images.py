@@ -13,30 +13,36 @@ from whet.base.errors import WhetError
 from whet.core.batch import Batch
 from whet.core.images import images_of
 from whet.models.attention.forest import decoder_of, unwrapped
+from whet.models.attention.layout import Ahead, ahead_in_runs
 from whet.models.device import placed
-from whet.models.image_processor import ImageProcessor, feature_rows
-from whet.models.positions import grid_positions
+from whet.models.image_processor import ImageProcessor, feature_rows, grid_positions
+from whet.models.shards import Tokens
 
 
 @dataclass(slots=True, frozen=True)
 class Embedded:
-    """The inputs of a decoder for N tokens with images."""
+    """The inputs of a decoder for N tokens with images, of which n are this rank's between matrices."""
 
-    embeddings: Tensor  # [N, H], with the features of images in their places
-    of_image: Tensor  # [N] bool: the places of features
+    total: int  # N
+    embeddings: Tensor  # [n, H], with the features of images in their places
+    of_image: Tensor  # [n] bool: the places of features
     deep: tuple[Tensor, ...] = ()  # [features, H] each: what the first layers add to their results at these places
     positions: Tensor | None = None  # [3, N]; None: the tokens are counted
+    ahead: Ahead | None = None  # later tokens that tokens of images see, on the CPU; None: none
+    of_layers: Tensor | None = None  # [n, layers, D], what the layers of some models also embed (Gemma 4)
 
     def arguments(self, counted: Tensor) -> dict[str, Any]:
         """Return the arguments of a decoder of transformers. ``counted``, [1, n]: the tokens' positions if they are
         counted; n - N tokens of padding are at the end. The features for several layers (DeepStack, arXiv 2406.04334)
         are arguments of decoders that take them."""
-        end = (0, counted.shape[1] - len(self.embeddings))
+        end = (0, counted.shape[1] - self.total)
         arguments: dict[str, Any] = {
             "input_ids": None,
             "inputs_embeds": F.pad(self.embeddings, (0, 0, *end))[None],
             "position_ids": counted if self.positions is None else F.pad(self.positions, end)[:, None],
         }
+        if self.of_layers is not None:
+            arguments["per_layer_inputs"] = F.pad(self.of_layers, (0, 0, 0, 0, *end))[None]
         if self.deep:
             arguments |= {
                 "visual_pos_masks": F.pad(self.of_image, end)[None],
@@ -45,16 +51,21 @@ class Embedded:
         return arguments
 
 
-def embedded(model: nn.Module, batch: Batch, images: ImageProcessor) -> Embedded:
-    """Return the inputs of the decoder for a batch. Raises ``DataError`` for a part of an image."""
+def embedded(model: nn.Module, batch: Batch, images: ImageProcessor, layout: Tokens | None = None) -> Embedded:
+    """Return the inputs of the decoder for a batch, padded as its ``layout`` over ranks asks for. A rank computes the
+    images that have places among its own tokens. Raises ``DataError`` for a part of an image."""
     assert batch.image is not None
+    layout = layout or Tokens()
     rows = feature_rows(batch.image, batch.images, images)
-    positions = None
+    positions, start = None, batch.segment_start.tolist()
     if images.with_grids:
         grids = [images.grid(url) for url in batch.images]
-        start, parent = batch.segment_start.tolist(), batch.segment_parent.tolist()
-        positions = grid_positions(batch.position, start, parent, batch.image, rows, grids)
-    return _embed(model, batch.tokens, batch.image, rows, batch.images, images, positions)
+        positions = grid_positions(batch.position, start, batch.segment_parent.tolist(), batch.image, rows, grids)
+    ahead = None if images.looks_ahead is None else ahead_in_runs(batch.image >= 0, start)
+    end = (0, layout.padded(len(batch)) - len(batch))
+    tokens, image, rows = F.pad(batch.tokens, end), F.pad(batch.image, end, value=-1), F.pad(rows, end)
+    positions = positions if positions is None else F.pad(positions, end)
+    return _embed(model, tokens, image, rows, batch.images, images, positions, ahead, layout)
 
 
 def embedded_parts(
@@ -70,6 +81,7 @@ def embedded_parts(
     different, columns = images_of(prompts, urls)
     grids = [images.grid(url) for url in different] if images.with_grids else []
     image, rows, positions, shifts = list[Tensor](), list[Tensor](), list[Tensor](), list[int]()
+    aheads: list[Tensor] = []
     for column, part in zip(torch.from_numpy(columns).split([len(prompt) for prompt in prompts]), parts, strict=True):
         row, here = feature_rows(column, different, images), slice(part.start, part.stop)
         place = torch.arange(len(column))
@@ -77,10 +89,12 @@ def embedded_parts(
         image.append(column[here])
         rows.append(row[here])
         positions.append(whole[:, here])
+        aheads.append(ahead_in_runs(column >= 0, [0])[here])
         shifts.append(int(whole.max()) + 1 - len(column))
     tokens = torch.tensor([prompt[place] for prompt, part in zip(prompts, parts, strict=True) for place in part])
     of_three = torch.cat(positions, dim=1) if images.with_grids else None
-    return _embed(model, tokens, torch.cat(image), torch.cat(rows), different, images, of_three), shifts
+    ahead = None if images.looks_ahead is None else torch.cat(aheads)
+    return _embed(model, tokens, torch.cat(image), torch.cat(rows), different, images, of_three, ahead), shifts
 
 
 def _embed(
@@ -91,12 +105,16 @@ def _embed(
     urls: Sequence[str],
     images: ImageProcessor,
     positions: Tensor | None,
+    ahead: Tensor | None,
+    layout: Tokens | None = None,
 ) -> Embedded:
     """Return the inputs of the decoder for tokens. Images are computed one by one, so that the features of an image
     don't depend on others; an image without a place is not computed."""
     embedding = unwrapped(model).get_input_embeddings()
     device = embedding.weight.device
-    result: Tensor = embedding(placed(tokens.clamp(min=0), device))
+    result: Tensor = embedding(placed(tokens.clamp(min=0)[None], device))[0]  # of this rank's tokens
+    total, part = len(tokens), (layout or Tokens()).between_matrices(len(tokens))
+    tokens, image, rows = tokens[part], image[part], rows[part]
     of_image = image >= 0
     number = of_image.cumsum(0) - 1  # of each token of an image, among them
     deep: list[Tensor] = []
@@ -111,7 +129,21 @@ def _embed(
             whole.index_copy(0, into, part.index_select(0, picked)) for whole, part in zip(deep, deeper, strict=True)
         ]
     at = None if positions is None else placed(positions, device)
-    return Embedded(result, placed(of_image, device), tuple(deep), at)
+    looks = None if ahead is None else Ahead(ahead, images.looks_ahead == "everywhere")
+    return Embedded(total, result, placed(of_image, device), tuple(deep), at, looks, _of_layers(model, tokens))
+
+
+def _of_layers(model: nn.Module, tokens: Tensor) -> Tensor | None:
+    """Return the embeddings of tokens for each layer, [N, layers, D], if the model has any (Gemma 4); tokens of images
+    have the embeddings of padding."""
+    text: Any = unwrapped(model).config.get_text_config()
+    if not getattr(text, "hidden_size_per_layer_input", 0):
+        return None
+    ids = tokens.where(tokens >= 0, text.pad_token_id)
+    decoder: Any = decoder_of(model)
+    table = decoder.embed_tokens_per_layer.weight
+    inputs: Tensor = decoder.get_per_layer_inputs(placed(ids, table.device)[None], None)
+    return inputs[0]
 
 
 def image_features(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
@@ -143,11 +175,15 @@ def freeze_tower(model: nn.Module) -> None:
 def zero_of_tower(model: nn.Module) -> Tensor:
     """Return a zero, [], through which gradients of zero reach all trained parameters outside of decoder and head. So
     every parameter has a gradient after every micro-batch, with or without images, as ranks need that sum gradients."""
-    whole = unwrapped(model)
-    head, decoder = whole.get_output_embeddings(), decoder_of(model)
-    inside = {id(p) for module in (decoder, head) for p in module.parameters()}
-    outside = (p for p in whole.parameters() if id(p) not in inside and p.requires_grad)
-    return sum((0 * parameter.sum() for parameter in outside), head.weight.new_zeros(()))
+    trained = (parameter for parameter in of_tower(model).values() if parameter.requires_grad)
+    return sum((0 * parameter.sum() for parameter in trained), torch.zeros(()))
+
+
+def of_tower(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters outside of decoder and head, by name: of the vision tower, and the layers after it."""
+    head = unwrapped(model).get_output_embeddings()
+    inside = {id(p) for module in (decoder_of(model), head) for p in module.parameters()}
+    return {name: p for name, p in model.named_parameters() if id(p) not in inside}
 
 
 def outside_decoder(model: nn.Module, decoder: nn.Module) -> list[str]:

@@ -86,17 +86,18 @@ def _images_in(folder: Path, trust_remote_code: bool) -> "ImageProcessor":
     )
 
 
-def save_processor(config: ModelConfig, folder: Path) -> None:
-    """Write the model's processor of images to a folder, without a chat template, which is the tokenizer's."""
+def save_processor(model: Path, folder: Path) -> None:
+    """Write the processor of images of the model in a folder to another one, without a chat template, which is the
+    tokenizer's."""
     for name in ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"):
-        path = resolve(config) / name
+        path = model / name
         if path.exists():
             settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             settings.pop("chat_template", None)
             write_atomically(folder / name, json.dumps(settings, indent=2) + "\n")
 
 
-def architecture(vision: bool) -> Any:
+def architecture(vision: bool) -> "type[PreTrainedModel]":
     """Return the automatic class of transformers that builds a model, with its vision tower or of its text alone."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -137,7 +138,7 @@ def load_model(
     return model.train(train)
 
 
-def _with_weights(config: ModelConfig, dtype: torch.dtype) -> Any:
+def _with_weights(config: ModelConfig, dtype: torch.dtype) -> "PreTrainedModel":
     from transformers.utils.logging import disable_progress_bar
 
     folder = resolve(config)
@@ -174,7 +175,7 @@ def _cannot_load(folder: Path, error: Exception) -> WhetError:
     return WhetError(f"the model in {folder} can't be loaded: {type(error).__name__}: {text}")
 
 
-def _empty(config: ModelConfig, dtype: torch.dtype) -> Any:
+def _empty(config: ModelConfig, dtype: torch.dtype) -> "PreTrainedModel":
     with torch.device("meta"):
         return architecture(config.vision is not None).from_config(
             load_model_config(config), dtype=dtype, trust_remote_code=config.trust_remote_code

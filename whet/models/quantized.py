@@ -9,7 +9,7 @@ and gradients would disagree.
 
 import logging
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from whet.base.errors import WhetError
 from whet.base.extras import extra
 from whet.models.attention.forest import decoder_of
 from whet.models.moe.experts import experts_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BLOCK = 64  # weights with one scale
 _AT_ONCE = 2**16  # weights that are quantized together, so that they stay in the processor's cache
@@ -95,7 +98,7 @@ def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
 
 
-def quantize(model: Any, dtype: torch.dtype) -> None:
+def quantize(model: "PreTrainedModel", dtype: torch.dtype) -> None:
     """Quantize the linear layers of a decoder in place, one after the other, so that memory shrinks on the way. All
     other weights get the ``dtype``. On ``meta`` only the sizes are made. Raises ``WhetError`` for a mixture of
     experts."""
@@ -128,7 +131,7 @@ def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([packed.view(-1) for packed, _ in parts]), torch.cat([scales for _, scales in parts])
 
 
-def dequantize(model: Any) -> None:
+def dequantize(model: "PreTrainedModel") -> None:
     """Replace quantized layers by ordinary ones with the same values, in place, also under LoRA."""
     for name, module in quantized_layers(model).items():
         with torch.device("meta"):

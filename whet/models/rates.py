@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from whet.models.layer_heads import largest_heads
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
@@ -41,14 +43,14 @@ class Shapes:
     def of(cls, config: "PretrainedConfig") -> Self:
         """Return the shapes in a Hugging Face config."""
         text = config.get_text_config()
-        heads = int(getattr(text, "num_attention_heads", 0) or 1)
+        heads = largest_heads(text)
         inner = getattr(text, "intermediate_size", None) or getattr(text, "moe_intermediate_size", None)
         return cls(
             hidden=int(text.hidden_size),
             inner=int(inner) if isinstance(inner, int) else 4 * int(text.hidden_size),
-            heads=heads,
-            kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
-            head=int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+            heads=heads.queries,
+            kv_heads=heads.keys,
+            head=heads.size,
         )
 
 

@@ -9,16 +9,15 @@ from typing import Any
 
 import torch
 
-from whet.base.dtype import torch_dtype
 from whet.base.errors import DataError, WhetError
+from whet.base.strict_json import JsonObject
 from whet.chat.control_tokens import ControlTokens
-from whet.chat.parts import render_contents
+from whet.chat.turns import render_contents
 from whet.core.batch import Batch
 from whet.core.content import text_of
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.models.attention.forest import forest_hidden, supports_forest, use_forest_attention
-from whet.models.config import ModelConfig
-from whet.models.loading import resolve
+from whet.models.sequence_classifier import load_classifier
 from whet.tasks.preference.reward_model_process import CutScore
 
 
@@ -27,27 +26,10 @@ class RewardModel:
 
     def __init__(self, model: str, revision: str | None, device: str, dtype: str, threads: int) -> None:
         """Raises ``WhetError`` for a model that can't be loaded, or is not a reward model."""
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar, set_verbosity_error
-
-        disable_progress_bar()
-        set_verbosity_error()
-        torch.set_num_threads(threads)
-        if device == "cuda" and not torch.cuda.is_available():
-            raise WhetError("device is cuda, but torch finds no GPU here; use cpu")
-        folder = resolve(ModelConfig(path=model, revision=revision))
-        try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-            self.model, info = AutoModelForSequenceClassification.from_pretrained(
-                folder, dtype=torch_dtype(dtype), use_safetensors=True, output_loading_info=True
-            )
-        except (OSError, ValueError) as error:
-            raise WhetError(f"{folder} can't be loaded as a sequence classifier: {error}") from error
-        if info["missing_keys"]:
-            raise WhetError(
-                f"{folder} is not a reward model: it lacks {', '.join(sorted(info['missing_keys'])[:3])}. "
-                "Name the folder that `whet export` wrote from a reward model's run"
-            )
+        advice = "Name the folder that `whet export` wrote from a reward model's run"
+        where = model, revision, device, dtype, threads
+        folder, tokenizer, self.model = load_classifier(*where, "a reward model", advice)
+        self.tokenizer: Any = tokenizer
         head = getattr(self.model, "score", None)
         if type(head) is not torch.nn.Linear or head.out_features != 1:
             raise WhetError(f"{folder} is not a reward model: its head must be one linear map, 'score', to one number")
@@ -57,11 +39,10 @@ class RewardModel:
         text = self.model.config.get_text_config()
         self.padding: int | None = text.pad_token_id
         self.longest: int | None = getattr(text, "max_position_embeddings", None)
-        self.model.to(device).eval()
         self._select_attention(text.vocab_size)
 
     @torch.no_grad()
-    def scores(self, conversations: list[dict[str, Any]]) -> list[float | str]:
+    def scores(self, conversations: list[JsonObject]) -> list[float | str]:
         """Return for each conversation (``messages`` and ``tools``) its score, a ``CutScore`` if its replies had to be
         cut, or the reason why it has none."""
         results: list[float | str] = [""] * len(conversations)
@@ -82,7 +63,7 @@ class RewardModel:
                 results[index] = CutScore(score) if cut[index] else score
         return results
 
-    def _fitting(self, messages: list[Message], tools: list[Any] | None) -> tuple[list[int], bool]:
+    def _fitting(self, messages: list[Message], tools: list[object] | None) -> tuple[list[int], bool]:
         """Return the tokens of a conversation, shortened to fit the model, and whether it was shortened. The replies
         are then cut to the largest common length that fits, each with its proper end, so that a reply that is too long
         is judged by its beginning. Raises ``DataError`` if the rest alone is too long."""
@@ -105,10 +86,10 @@ class RewardModel:
             )
         return fitting, True
 
-    def _tokens(self, messages: list[Message], tools: list[Any] | None) -> list[int]:
+    def _tokens(self, messages: list[Message], tools: list[object] | None) -> list[int]:
         from jinja2 import TemplateError
 
-        def write(messages: list[Message], tools: list[Any] | None) -> str:
+        def write(messages: list[Message], tools: list[object] | None) -> str:
             try:
                 text: str = self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
             except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
@@ -168,7 +149,7 @@ def load(model: str, revision: str | None, device: str, dtype: str, threads: int
     return RewardModel(model, revision, device, dtype, threads)
 
 
-def scores(settings: tuple[Any, ...], conversations: list[dict[str, Any]]) -> list[float | str | list[float]]:
+def scores(settings: tuple[object, ...], conversations: list[JsonObject]) -> list[float | str | list[float]]:
     """Return the scores by the model of these settings, the arguments of ``load``. A ``CutScore`` is passed as a list
     of one number, because only plain values pass between processes."""
     results = load(*settings).scores(conversations)

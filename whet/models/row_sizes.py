@@ -1,19 +1,22 @@
 """Linear layers whose product of a row doesn't depend, to the bit, on the other rows.
 
-Some kernels for CPUs add up in another order if there are more rows or fewer. A completion would then depend on what is
-sampled at the same time, and a run on timing. So products are computed for fixed numbers of rows, which are filled up
-with zeros: for all of ``SIZES`` if they agree on this machine for a layer's shape, else for ``ONE_SIZE`` alone.
+Some kernels for CPUs add up in another order if there are more rows or fewer, or if a row begins at an address that is
+not a multiple of 16. A completion would then depend on what is sampled at the same time, and a run on timing. So
+products are computed for fixed numbers of rows, which are filled up with zeros: for the ``SIZES`` whose products agree
+on this machine, for a layer's shape, with the products of 64 rows. Rows of unusual lengths are filled up, too.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from whet.models.packed_linear import PackedLinear
 
-SIZES = (16, 32, 48, 64, 96, 128, 192, 256)
-ONE_SIZE = (64,)
+SIZES = (4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256)
+_REFERENCE = 64
+_ALIGNMENT = 64  # bytes
 Product = Callable[[Tensor], Tensor]
 _chosen: dict[tuple[object, ...], Sequence[int]] = {}
 
@@ -42,8 +45,18 @@ def fix_rows(model: nn.Module) -> None:
     """Replace the forward pass of each plain linear layer of ``model`` on a CPU by ``FixedRows``."""
     for layer in model.modules():
         if type(layer) is nn.Linear and layer.weight.device.type == "cpu":
-            product: Product = layer.forward
-            setattr(layer, "forward", FixedRows(product, sizes_for(layer, isinstance(product, PackedLinear))))  # noqa: B010
+            packed = isinstance(layer.forward, PackedLinear)
+            setattr(layer, "forward", FixedRows(_product(layer), sizes_for(layer, packed)))  # noqa: B010
+
+
+def _product(layer: nn.Linear) -> Product:
+    """Return the layer's forward pass, with rows that are filled up if they would begin at odd addresses."""
+    missing = -layer.in_features % (_ALIGNMENT // layer.weight.element_size())
+    if not missing:
+        forward: Product = layer.forward
+        return forward
+    fill = partial(nn.functional.pad, pad=(0, missing))
+    return lambda x: nn.functional.linear(fill(x), fill(layer.weight), layer.bias)
 
 
 def sizes_for(layer: nn.Linear, packed: bool) -> Sequence[int]:
@@ -51,22 +64,31 @@ def sizes_for(layer: nn.Linear, packed: bool) -> Sequence[int]:
     shape = (layer.in_features, layer.out_features, layer.bias is not None)
     key = (*shape, layer.weight.dtype, packed, torch.get_num_threads())
     if key not in _chosen:
-        _chosen[key] = SIZES if _agree(*shape, layer.weight.dtype, packed) else ONE_SIZE
+        _chosen[key] = _agreeing(*shape, layer.weight.dtype, packed)
     return _chosen[key]
 
 
 @torch.no_grad()
-def _agree(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, packed: bool) -> bool:
-    """Return whether products agree on sums that cancel: their results are rounding errors alone, which show any other
-    order of addition."""
+def _agreeing(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, packed: bool) -> Sequence[int]:
+    """Compare products of sums that cancel: their results are rounding errors alone, which show any other order of
+    addition. Each row is computed at another place of a block than in the reference, since its place can matter, too.
+    """
     random = torch.Generator().manual_seed(0)
     half = -(-inputs // 2)
-    terms, factors = (torch.randn(count, half, generator=random).to(dtype) for count in (SIZES[-1], outputs))
-    x = torch.cat([terms, -terms], 1)[:, :inputs]
+    terms, factors = (torch.randn(count, half, generator=random).to(dtype) for count in (2 * SIZES[-1], outputs))
+    x = torch.cat([terms, -terms], 1)[:, :inputs].contiguous()
     layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias, dtype=dtype)
     layer.weight.copy_(torch.cat([factors, factors], 1)[:, :inputs])
     if bias:
         layer.bias.zero_()
-    product: Product = PackedLinear(layer) if packed else layer.forward
-    whole = product(x)
-    return all(torch.equal(product(x[:size]), whole[:size]) for size in SIZES)
+    if packed:
+        PackedLinear(layer)
+    product = _product(layer)
+    expected = torch.cat([product(part) for part in x.split(_REFERENCE)])
+    order = torch.randperm(len(x), generator=random)
+
+    def agrees(size: int) -> bool:
+        rows = order[: 2 * size]
+        return all(torch.equal(product(x[part]), expected[part]) for part in rows.split(size))
+
+    return tuple(size for size in SIZES if size == _REFERENCE or agrees(size))

@@ -22,6 +22,10 @@ class Tokens:
         """Return this rank's tokens out of N, as contiguous ranges."""
         return [range(tokens)]
 
+    def between_matrices(self, tokens: int) -> slice:
+        """Return the tokens, of this rank's n, whose hidden states it has between matrices. Here: all of them."""
+        return slice(tokens)
+
     def gather(self, rows: Tensor) -> Tensor:
         """Gather [n, ...] of each rank into [N, ...] in the batch's order. The backward pass sums over the ranks."""
         return rows

@@ -9,12 +9,15 @@ import copy
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from whet.base.errors import WhetError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,7 +50,7 @@ class Placeholder(nn.Module):
             if not name.startswith("_") and not hasattr(self, name):
                 setattr(self, name, value)
 
-    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
         return hidden_states
 
 
@@ -64,7 +67,7 @@ def cut_layers(layers: int, stages: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(starts)]
 
 
-def stages_of(decoder: Any, count: int) -> list[Stage]:
+def stages_of(decoder: "PreTrainedModel", count: int) -> list[Stage]:
     """Return ``count`` stages. Raises ``WhetError`` if there are fewer layers."""
     layers = len(layers_of(decoder)[1])
     if count > layers:
@@ -75,7 +78,7 @@ def stages_of(decoder: Any, count: int) -> list[Stage]:
     return [Stage(i, numbers, i == 0, i == count - 1) for i, numbers in enumerate(cut_layers(layers, count))]
 
 
-def check_stages(model: Any) -> None:
+def check_stages(model: "PreTrainedModel") -> None:
     """Raise ``WhetError`` if a model changes hidden states outside of its layers and its last norm, which would happen
     once per stage, or if layers pass each other more than hidden states. ``model`` is Hugging Face's; without weights
     only its config and the names of its parameters are checked."""
@@ -100,7 +103,7 @@ def check_stages(model: Any) -> None:
         raise WhetError(f"{name} changes hidden states outside of its layers, {advice}")
 
 
-def drop_other_layers(model: Any, stages: Collection[Stage]) -> None:
+def drop_other_layers(model: "PreTrainedModel", stages: Collection[Stage]) -> None:
     """Drop from Hugging Face's ``model``, in place, the parameters that none of ``stages`` needs. The last stage keeps
     tied embeddings as its head."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
@@ -118,7 +121,7 @@ def drop_other_layers(model: Any, stages: Collection[Stage]) -> None:
         _drop(decoder, embeddings)
 
 
-def stage_decoder(decoder: Any, stage: Stage) -> Any:
+def stage_decoder(decoder: "PreTrainedModel", stage: Stage) -> "PreTrainedModel":
     """Return a decoder that runs one stage, and shares its modules with ``decoder``, which may have several stages."""
     part = copy.copy(decoder)
     name, layers = layers_of(decoder)
@@ -130,7 +133,7 @@ def stage_decoder(decoder: Any, stage: Stage) -> Any:
     return part
 
 
-def _after_layers(decoder: Any) -> list[str]:
+def _after_layers(decoder: "PreTrainedModel") -> list[str]:
     """Return the names of modules with parameters other than layers and embeddings: the last norm."""
     others = (layers_of(decoder)[1], decoder.get_input_embeddings())
     children = decoder.named_children()

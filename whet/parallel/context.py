@@ -44,11 +44,16 @@ class SpreadTokens(Tokens):
         return combined
 
 
-class TokensOfMultiple(Tokens):
-    """``Tokens`` that are all on this rank, padded to a multiple of ``multiple``."""
+class TokensInParts(Tokens):
+    """``Tokens`` that are all on this rank, of which it has one of ``parts`` equal parts between matrices: sequence
+    parallelism."""
 
-    def __init__(self, multiple: int) -> None:
-        self.multiple = multiple
+    def __init__(self, parts: int, part: int) -> None:
+        self.multiple, self.part = parts, part
+
+    def between_matrices(self, tokens: int) -> slice:
+        size = tokens // self.multiple
+        return slice(self.part * size, (self.part + 1) * size)
 
 
 class _Gather(torch.autograd.Function):
@@ -72,7 +77,7 @@ class _Gather(torch.autograd.Function):
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, column: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: object, column: Tensor, group: dist.ProcessGroup) -> Tensor:
         whole = column.clone()
         dist.all_reduce(whole, group=group)
         return whole

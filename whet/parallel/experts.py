@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from whet.base.errors import WhetError
 from whet.models.attention.forest import decoder_of
-from whet.models.moe.experts import ADAPTERS, Compute, experts_of
+from whet.models.moe.experts import ADAPTERS, EXCHANGE, Compute, experts_of
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import Ranks
 
@@ -86,7 +86,7 @@ def _share(module: nn.Module, mesh: DeviceMesh) -> None:
         spread = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
         setattr(module, name, nn.Parameter(spread, requires_grad=parameter.requires_grad))
         count = spread.shape[0]
-    module.whet_exchange = AllToAll(mesh.get_group(), count)  # type: ignore[assignment]
+    vars(module)[EXCHANGE] = AllToAll(mesh.get_group(), count)
 
 
 def placement(parameter: nn.Parameter, shards: int) -> Shard:

@@ -2,13 +2,14 @@
 layer at a time. Gradients are summed over ranks, not averaged: a token's weight is already its share of the step.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from whet.models.precision import autocast_modules
 from whet.parallel.experts import placement
@@ -23,9 +24,12 @@ def shard(
     bfloat16: bool,
     trains: bool,
     own_mesh: Iterable[tuple[nn.Module, DeviceMesh]] = (),
+    placement: Callable[[nn.Parameter, int], Shard] = placement,
+    whole: Iterable[nn.Parameter] = (),
 ) -> None:
     """Shard each of ``layers``, then the rest of ``root``, in place. The model must be called through ``root``'s
-    forward pass. Modules in ``own_mesh`` are sharded first, over their mesh.
+    forward pass. Modules in ``own_mesh`` are sharded first, over their mesh. ``placement(parameter, ranks)`` is the
+    dimension to shard; parameters in ``whole`` are not sharded, nor are their gradients summed.
 
     With ``bfloat16``, parameters that autocast would round anyway (see ``whet.models.precision``) are gathered in
     bfloat16; gradients are summed in the parameters' dtype. Other parameters (norms, embeddings, head) are gathered
@@ -38,15 +42,23 @@ def shard(
     rounding = (
         MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if bfloat16 else exact_policy
     )
-    for part, mesh in (*own_mesh, *((layer, ranks.data) for layer in layers)):
-        cut = partial(
-            fully_shard, mesh=mesh, shard_placement_fn=partial(placement, shards=mesh.size(-1)), offload_policy=offload
+
+    def cut_over(mesh: DeviceMesh) -> Callable[..., object]:
+        return partial(
+            fully_shard,
+            mesh=mesh,
+            shard_placement_fn=lambda parameter: placement(parameter, mesh.size(-1)),
+            offload_policy=offload,
+            ignored_params=set(whole),
         )
+
+    for part, mesh in (*own_mesh, *((layer, ranks.data) for layer in layers)):
+        cut = cut_over(mesh)
         if bfloat16 and (exact := _not_rounded(part)):
             cut(exact, mp_policy=exact_policy)
         if not isinstance(part, FSDPModule):
             cut(part, mp_policy=rounding)
-    fully_shard(root, mesh=ranks.data, reshard_after_forward=not trains, mp_policy=exact_policy, offload_policy=offload)
+    cut_over(ranks.data)(root, reshard_after_forward=not trains, mp_policy=exact_policy)
     for module in _sharded(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

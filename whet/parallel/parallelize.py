@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from whet.base.errors import WhetError
 from whet.models.attention.forest import NAME, decoder_of, unwrapped
-from whet.models.shards import Shards, Tokens, Vocabulary
+from whet.models.images import of_tower
+from whet.models.shards import Parameters, Shards, Tokens, Vocabulary
 from whet.models.stages import Placeholder, check_stages, drop_other_layers, layers_of, stages_of
-from whet.parallel.context import SpreadTokens, TokensOfMultiple
+from whet.parallel.context import SpreadTokens, TokensInParts
 from whet.parallel.experts import check_experts, spread_experts
 from whet.parallel.fsdp import shard
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import copy_from_first
 from whet.parallel.pipeline import stages_of_rank
-from whet.parallel.tensor import SpreadVocabulary, spread_matrices
+from whet.parallel.tensor import SpreadVocabulary, TowerOnEachRank, spread_matrices
 
 Root = TypeVar("Root", bound=nn.Module)
 
@@ -86,10 +87,15 @@ def _shards_of(model: nn.Module, ranks: Ranks) -> Shards:
     head: Tensor | None = unwrapped(model).get_output_embeddings().weight
     if ranks.config.tensor > 1 and head is not None:
         vocabulary = SpreadVocabulary(ranks.tensor, head.shape[0])
-    return Shards(tokens_of(ranks), vocabulary)
+    parameters = Parameters()
+    if ranks.config.tensor > 1 and (tower := of_tower(model)):
+        parameters = TowerOnEachRank(ranks.tensor, tower, ranks.config.sequence_parallel)
+    return Shards(tokens_of(ranks), vocabulary, parameters)
 
 
 def tokens_of(ranks: Ranks) -> Tokens:
     """Return the layout of a batch's tokens over the ranks."""
     cut = ranks.config.tensor if ranks.config.sequence_parallel else 1
-    return SpreadTokens(ranks.context, cut) if ranks.config.context > 1 else TokensOfMultiple(cut)
+    if ranks.config.context > 1:
+        return SpreadTokens(ranks.context, cut)
+    return TokensInParts(cut, ranks.tensor.get_local_rank()) if cut > 1 else Tokens()

@@ -96,6 +96,14 @@ def _box(memory: Tensor, tensor: Tensor, shape: list[int], offset: int) -> Tenso
     return memory[offset : offset + math.prod(shape) * tensor.dtype.itemsize].view(tensor.dtype).view(shape)
 
 
+def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers that belong to a module's state, by name, such as biases of routers."""
+    for inside, part in module.named_modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set:
+                yield f"{inside}.{name}" if inside else name, buffer
+
+
 def squared_norm(gradients: Iterable[Tensor], ranks: int) -> Tensor:
     """Return this rank's share, [] float64, of the squared Euclidean norm of all gradients; the shares of all ``ranks``
     sum to it. A piece that several ranks hold counts on each of them in part."""
@@ -121,11 +129,15 @@ def copy_from_first(target: nn.Module, source: nn.Module | None, ranks: Ranks) -
         dist.broadcast(moving, src=0)
         if name not in sharded:
             continue
-        tensor = sharded[name]
-        if isinstance(tensor, DTensor):
-            sizes, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-            moving = moving[tuple(slice(start, start + size) for start, size in zip(offset, sizes, strict=True))]
-        local(tensor).copy_(moving)
+        copy_part(sharded[name], moving)
+
+
+def copy_part(tensor: Tensor, whole: Tensor) -> None:
+    """Copy this rank's part of ``whole`` into a tensor that may be sharded."""
+    if isinstance(tensor, DTensor):
+        sizes, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        whole = whole[tuple(slice(start, start + size) for start, size in zip(offset, sizes, strict=True))]
+    local(tensor).copy_(whole)
 
 
 @torch.no_grad()

@@ -3,11 +3,12 @@
 The model's ``base_model_tp_plan`` defines how each matrix is split. With sequence parallelism each rank keeps, between
 the matrices, its part of the tokens (arXiv 2205.05198). Plain LoRA is split too: B of a column-parallel layer, A of a
 row-parallel one. Parameters become DTensors; activations between modules stay plain tensors, except for the inputs of
-attention and feed-forward. Routers and experts are not split. Independent of FSDP.
+attention and feed-forward. Routers, experts and vision towers are not split. Independent of FSDP.
 """
 
 import re
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,10 +26,15 @@ from torch.distributed.tensor.placement_types import Placement
 
 from whet.base.errors import WhetError
 from whet.models.attention.forest import NAME, decoder_of, unwrapped
-from whet.models.shards import Vocabulary
+from whet.models.shards import Parameters, Vocabulary
 from whet.parallel.experts import routed
+from whet.parallel.parameters import local
+
+if TYPE_CHECKING:
+    from transformers.modeling_outputs import BaseModelOutput
 
 _KNOWN = {"colwise", "rowwise", "embedding_rowwise", "replicated_with_grad_allreduce"}
+_LIKE = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}  # same layers, but no plan, or one without norms
 _EXPERTS = re.compile(r"\.experts(\.|$)")
 _TOKENS = 1  # the token dimension of hidden states [1, N, H]
 
@@ -84,9 +90,12 @@ def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool)
 
 def _plan(model: nn.Module, ranks: int) -> dict[str, str]:
     """Return the split of each module, by name (layer numbers as ``*``)."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     decoder = decoder_of(model)
     config, name = decoder.config, type(decoder).__name__
-    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    planned = CONFIG_MAPPING[_LIKE[config.model_type]] if config.model_type in _LIKE else config
+    plan: dict[str, str] = getattr(planned, "base_model_tp_plan", None) or {}
     plan = {key: kind for key, kind in plan.items() if not _EXPERTS.search(key)}  # see whet.parallel.experts
     unknown = sorted(set(plan.values()) - _KNOWN)
     if not plan or unknown or config._attn_implementation != NAME:
@@ -119,6 +128,9 @@ def _by_rows(name: str, module: nn.Module, stream: Placement) -> dict[str, Paral
     return styles
 
 
+_Inputs = tuple[object, ...]
+
+
 class _OnStream(ParallelStyle):
     """Replicated parameters, applied to hidden states in their layout between matrices."""
 
@@ -140,14 +152,16 @@ def _adapters(module: nn.Module) -> list[str]:
     return list(adapters)
 
 
-def _enter(mesh: DeviceMesh, stream: Placement) -> Any:
+def _enter(
+    mesh: DeviceMesh, stream: Placement
+) -> Callable[[nn.Module, _Inputs, dict[str, object]], tuple[_Inputs, dict[str, object]]]:
     """Return a hook that gives attention and feed-forward all tokens as a DTensor: then the gradients of their
     matrices' inputs are summed over ranks once, and returned in the original layout."""
 
     def whole(hidden: Tensor) -> DTensor:
         return DTensor.from_local(hidden, mesh, [stream], run_check=False).redistribute(placements=[Replicate()])
 
-    def enter(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def enter(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[_Inputs, dict[str, object]]:
         if inputs:
             return (whole(inputs[0]), *inputs[1:]), named
         return inputs, {**named, "hidden_states": whole(named["hidden_states"])}
@@ -155,10 +169,10 @@ def _enter(mesh: DeviceMesh, stream: Placement) -> Any:
     return enter
 
 
-def _leave(mesh: DeviceMesh) -> Any:
+def _leave(mesh: DeviceMesh) -> "Callable[[nn.Module, object, BaseModelOutput], object]":
     """Return a hook that gathers the decoder's last hidden states: all tokens, on every rank."""
 
-    def leave(_: nn.Module, __: Any, output: Any) -> Any:
+    def leave(_: nn.Module, __: object, output: "BaseModelOutput") -> object:
         spread = DTensor.from_local(output.last_hidden_state, mesh, [Shard(_TOKENS)], run_check=False)
         output.last_hidden_state = spread.redistribute(placements=[Replicate()]).to_local()
         return output
@@ -191,3 +205,20 @@ class SpreadVocabulary(Vocabulary):
         parts = [torch.empty_like(padded) for _ in range(self.group.size())]
         dist.all_gather(parts, padded, group=self.group)
         return torch.cat(parts, 1)[:, : self.words]
+
+
+class TowerOnEachRank(Parameters):
+    """The parameters of a vision tower, which is whole on each rank of a one-dimensional mesh."""
+
+    def __init__(self, mesh: DeviceMesh, tower: Iterable[str], sequence_parallel: bool) -> None:
+        """``tower``: the names of its parameters. With ``sequence_parallel`` each rank has computed the gradients from
+        a part of the tokens, otherwise from all tokens."""
+        self.group, self.tower = mesh.get_group(), frozenset(tower)
+        self.copies = 1 if sequence_parallel else mesh.size()
+
+    def sum_gradients(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        for name, parameter in named:
+            if name in self.tower and parameter.grad is not None:
+                gradient = local(parameter.grad)
+                dist.all_reduce(gradient, group=self.group)  # also of equal copies, so that no bit differs afterwards
+                gradient /= self.copies

@@ -84,7 +84,7 @@ class Checks:
 
     def _check_rows(self, job: Job, key: str, reference: Reference, source: Job) -> None:
         if isinstance(source.value, PrepConfig):
-            if reference.output != "train" and not getattr(source.value, reference.output):
+            if reference.output != "train" and not source.value.value_of(reference.output):
                 message = f"stage {source.name!r} has {reference.output} = 0, so it writes no {reference.output} rows"
                 self.issues.add(job.name, key, message)
             kind = next(iter(source.value.sources.values())).rows.kind

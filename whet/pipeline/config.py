@@ -1,13 +1,16 @@
-"""A pipeline as a typed value: its stages by name, each with a recipe, settings and inputs, and its profiles."""
+"""A pipeline as a typed value: its stages by name, each with a recipe, settings and inputs, and its profiles. And the
+reading of its file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, JsonValue, StringConstraints
 
-from whet.base.dtype import FileDtype
-from whet.config import Component, Config
+from whet.base.lazy import FileDtype
+from whet.config import Component, Config, ConfigIssue, Loaded, RecipeError, load
+from whet.config.issues import did_you_mean
+from whet.config.loading import recipe_names
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 Kind = Literal["model", "reward model", "rows", "rollouts"]
@@ -186,3 +189,12 @@ class PipelineConfig(Config):
     """The stages by name; their order is derived from their references."""
     profiles: dict[Name, dict[str, JsonValue]] = Field(default={})
     """Changes of the file by name, of which ``--profile`` chooses one."""
+
+
+def load_pipeline(source: str, overrides: Sequence[str] = (), profile: str | None = None) -> Loaded[PipelineConfig]:
+    """Read a pipeline by its path, or by its name one of the package. Raises ``RecipeError`` naming all mistakes."""
+    names = recipe_names(SHIPPED)
+    if source not in names and not source.endswith((".yaml", ".yml")):
+        message = f"no pipeline has this name.{did_you_mean(source, names)} The package has: {', '.join(names)}"
+        raise RecipeError([ConfigIssue("", repr(source), f"{message}. The path of a file ends in .yaml.")])
+    return load(PipelineConfig, source, overrides, SHIPPED, profile=profile)

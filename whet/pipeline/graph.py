@@ -8,9 +8,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+from whet.base.strict_json import JsonObject
 from whet.config import Config, ConfigIssue, Loaded, RecipeError, load
+from whet.config.issues import did_you_mean
 from whet.config.loading import find_recipe
-from whet.config.nearest import did_you_mean
 from whet.config.schema import UNTYPED, merge
 from whet.config.tree import DEFAULT, Node, from_plain
 from whet.pipeline.checks import Checks, Issues
@@ -129,7 +130,7 @@ class _Builder:
         root: type[Config] = PrepConfig if isinstance(job.stage, Prep) else Recipe
         changes = {self._target(key): path for key, path in job.paths.items()}
         changes.pop("", None)
-        more: dict[str, Any] = {"model.revision": None} if "model" in job.inputs else {}
+        more: JsonObject = {"model.revision": None} if "model" in job.inputs else {}
         if isinstance(job.stage, Eval):
             more["model.lora"] = None  # an exported model has its adapters merged
         try:
@@ -148,7 +149,7 @@ class _Builder:
             if result.origins[key] != DEFAULT and key != "description":
                 job.settings[key] = self._portable(dump.find(path)[0].plain())
 
-    def _load_with(self, job: Job, root: type[Config], changes: Mapping[str, Any]) -> "Loaded[Any] | None":
+    def _load_with(self, job: Job, root: type[Config], changes: Mapping[str, object]) -> "Loaded[Any] | None":
         """Load the recipe of a stage with its settings and ``changes``: dotted key -> value."""
         assert isinstance(job.stage, FromRecipe)
         around = self.loaded.tree.find(("stages", job.name))[0]
@@ -192,6 +193,6 @@ class _Builder:
             where = self.loaded.tree.find(("stages", job.name, "recipe"))[0].where
         return ConfigIssue(f"stages.{job.name}.{key}", where, issue.message)
 
-    def _portable(self, value: Any) -> Any:
+    def _portable(self, value: object) -> object:
         """Return a setting without the folder of the pipeline, which may be moved."""
         return value.replace(f"{self.folder}/", "./") if isinstance(value, str) else value

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from whet.base.strict_json import JsonObject
 from whet.data.base import Data
 from whet.pipeline.config import STAGES, Export, Kind, Stage, Train
 from whet.prep.config import PrepConfig
@@ -29,7 +29,7 @@ class Job:
     stage: Stage
     inputs: dict[str, Reference | str]  # by name; a text is a path or the name of a model
     value: Recipe | PrepConfig | None = None
-    settings: dict[str, Any] = field(default_factory=dict)  # dotted key -> value, of all that is not a default
+    settings: JsonObject = field(default_factory=dict)  # dotted key -> value, of all that is not a default
     paths: dict[str, str] = field(default_factory=dict)  # of the inputs, as a recipe or command names them
 
     @property

@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from whet.base.errors import ConfigError, WhetError
-from whet.config.nearest import did_you_mean
+from whet.config.issues import did_you_mean
 from whet.config.tree import from_plain
 from whet.data.files import data_files
 from whet.pipeline.config import Train
@@ -114,14 +114,14 @@ def _files(text: str, folder: Path) -> list[Path]:
         return []
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _changed(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     """Return the first settings that differ, as text; empty without any."""
     keys = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     shown = [f"{key} was {_shown(before, key)} and is {_shown(now, key)}" for key in keys[:2]]
     return "; ".join(shown) + (f"; and {len(keys) - 2} more settings changed" if len(keys) > 2 else "")
 
 
-def _shown(settings: Mapping[str, Any], key: str) -> str:
+def _shown(settings: Mapping[str, object], key: str) -> str:
     return str(settings[key]) if key in settings else "the default"
 
 

@@ -35,7 +35,7 @@ def result_of(job: Job, place: Path) -> Result:
 
 def _of_run(place: Path) -> Result:
     summary = Summary.of(read_metrics(place / FILE))
-    values, parts = {"steps": float(summary.steps)}, [f"{summary.steps} steps"]
+    values, parts = {"steps": float(summary.steps)}, [f"{summary.steps} step{'s' * (summary.steps != 1)}"]
     ends = [each for each in (summary.whole.before, summary.whole.after) if each]
     if ends:
         parts.append("accuracy " + " → ".join(show(each.accuracy, "percent") for each in ends))

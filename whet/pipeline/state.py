@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from whet.base.errors import ConfigError
 from whet.base.files import write_atomically
+from whet.base.strict_json import JsonObject
 from whet.prep.manifest import sha256
 
 FILE = "pipeline.json"
@@ -20,7 +20,7 @@ FILE = "pipeline.json"
 class Record:
     """A stage as it was begun last."""
 
-    settings: dict[str, Any]
+    settings: JsonObject
     inputs: dict[str, str]  # reference or path -> hash
     finished: bool = False
     seconds: float = 0.0

@@ -29,6 +29,8 @@ class Source(Config):
     """Copies of each row in the output; a fraction is a random choice, the same for the same seed."""
     where: dict[str, tuple[float, float]] = Field({})
     """Columns with the least and the greatest number that a kept row has, as in ``{pass_rate: [0.1, 0.9]}``."""
+    keep_columns: tuple[str, ...] | None = None
+    """Columns that training doesn't read (an id, a category) and the output has nevertheless. None: all; []: none."""
     limit: int | None = Field(None, gt=0)
     """Read at most this many rows, the first of the source."""
     licence: str = ""

@@ -3,7 +3,6 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from whet.data.files import iterate_file
 
@@ -43,7 +42,7 @@ class Contamination:
         return any(not present.isdisjoint(_sequences(words, length)) for length, present in self._sequences.items())
 
 
-def texts_of(value: Any) -> Iterator[str]:
+def texts_of(value: object) -> Iterator[str]:
     """Yield all texts in a JSON value but the data URLs of images."""
     if isinstance(value, str):
         if not value.startswith("data:image/"):

@@ -4,11 +4,11 @@ DAPO-Math-17k and Skywork-OR1 are placeholders: the number of a row there, and w
     {"dataset": ..., "_hf_placeholder": {"row": 7, "question_template": {"prefix": ..., "suffix": ...}}}
 """
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from whet.base.errors import ConfigError, DataError
+from whet.base.strict_json import JsonObject
 from whet.core.types import Message
 from whet.data.row import placed_rows
 from whet.data.row_kinds import Example, Prompt
@@ -30,7 +30,7 @@ class GymPrompt(Prompt):
     compared = ("responses_create_params", "expected_answer")
 
     prompt: Any = None  # a column like others: the question is in responses_create_params
-    responses_create_params: dict[str, Any]
+    responses_create_params: JsonObject
 
     @property
     def question(self) -> list[Message]:
@@ -38,7 +38,7 @@ class GymPrompt(Prompt):
         return GymRow.of(self.where, params).conversation or []
 
     @property
-    def declared(self) -> list[dict[str, Any]] | None:
+    def declared(self) -> list[dict[str, object]] | None:
         return template_tools(self.responses_create_params.get("tools") or [])
 
 
@@ -56,12 +56,12 @@ class NemotronBlend(PromptRows):
     def paths(self) -> tuple[str, ...]:
         return (self.path, self.dapo, self.skywork)
 
-    def row(self, where: str, values: Mapping[str, Any], as_texts: bool = False) -> Example:
+    def row(self, where: str, values: JsonObject, as_texts: bool = False) -> Example:
         row = super().row(where, self._resolved(where, values), as_texts)
         assert row.question  # raises DataError for a conversation that is not one
         return row
 
-    def _resolved(self, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _resolved(self, where: str, values: JsonObject) -> JsonObject:
         fields = {name: value for name, value in values.items() if name != _PLACEHOLDER}
         placeholder = values.get(_PLACEHOLDER)
         if placeholder is None:
@@ -72,7 +72,7 @@ class NemotronBlend(PromptRows):
                 f"{where}: field {_PLACEHOLDER!r} must be an object, in a row whose 'dataset' is one of: "
                 f"{', '.join(_SETTINGS)}"
             )
-        path, number = getattr(self, setting), placeholder.get("row")
+        path, number = str(self.value_of(setting)), placeholder.get("row")
         problems = _problems(path, setting)
         if not isinstance(number, int) or not 0 <= number < len(problems):
             raise DataError(f"{where}: {path} ({setting}) has {len(problems)} rows, and none has the number {number!r}")
@@ -104,7 +104,7 @@ def _problems(path: str, setting: str) -> list[Problem | None]:
     return problems
 
 
-def _surrounded(question: str, template: Any, where: str) -> str:
+def _surrounded(question: str, template: object, where: str) -> str:
     """Return the question with the text that the blend puts around it."""
     if template is None:
         return question

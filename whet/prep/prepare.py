@@ -17,16 +17,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from whet.base.digest import sha256
 from whet.base.errors import DataError
-from whet.base.files import replacing, write_atomically
+from whet.base.files import replacing, sha256, write_atomically
 from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
+from whet.config.issues import did_you_mean
 from whet.core.content import image_urls
-from whet.data.files import data_files
+from whet.data.files import absent, data_files
 from whet.data.row import placed_rows
 from whet.data.row_kinds import as_messages
 from whet.fetch.images import fingerprint
+from whet.prep.columns import with_columns
 from whet.prep.contamination import Contamination, texts_of
 from whet.prep.duplicates import key_of, seen_before
 from whet.prep.manifest import FILE, Manifest, SourceTally
@@ -63,7 +65,7 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
     if present is not None and not force:
         if present.key == key and not (problems := present.problems(folder)):
             return present
-        why = problems[0] if present.key == key else "it holds data of other settings or other files"
+        why = problems[0] if present.key == key else present.difference(settings, versions, files)
         raise DataError(f"{folder}: {why}; replace it with --force, or choose another --out")
     if present is None and folder.is_dir() and {path.name for path in folder.iterdir()} - {".stage"} and not force:
         raise DataError(f"{folder} is not empty and has no {FILE}; choose another --out, or replace it with --force")
@@ -101,7 +103,7 @@ def _inputs(path: str) -> dict[str, str]:
         return {path: path}
     files = data_files(path)
     if missing := next((file for file in files if not file.is_file()), None):
-        raise DataError(f"can't read {missing}: {'not a file' if missing.exists() else 'No such file or directory'}")
+        raise DataError(f"can't read {missing}: not a file" if missing.exists() else absent(missing))
     return {str(file): sha256(file) for file in files}
 
 
@@ -109,7 +111,7 @@ def _absolute(file: str) -> str:
     return file if file.startswith(_WEB) else str(Path(file).absolute())
 
 
-def _digest(*parts: Any) -> str:
+def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -153,6 +155,7 @@ def _read(
             tally.read += 1
             try:
                 row = rows.row(where, values, as_texts)
+                others = row.model_extra or {}
                 reason = _outside(source.where, where, values)
                 if changed := change(where, output := row.output()):
                     row = rows.row(where, output)
@@ -174,18 +177,22 @@ def _read(
             if changed:
                 tally.changed[changed] = tally.changed.get(changed, 0) + 1
             keys = key_of(json.dumps(row.question, sort_keys=True, ensure_ascii=False)), key_of(_as_json(compared))
+            output = with_columns(output, others, source.keep_columns, tally)
             output.setdefault("source", name)
             file.write("\t".join((json.dumps(where), *keys, _as_json(output))) + "\n")  # JSON has no tabs
     _check_share(name, tally, config.max_dropped)
+    for column in (column for column in source.keep_columns or () if column not in tally.columns):
+        suggestion = did_you_mean(column, [*tally.columns, *tally.left_out])
+        log.warning("sources.%s.keep_columns: no row has the column %r.%s", name, column, suggestion)
     return tally
 
 
-def _compared(kind: "type[Example]", output: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(kind: "type[Example]", output: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of a row in which duplicates and evaluation text are looked for."""
-    return {name: output[name] for name in kind.compared or output if name in output and name != "source"}
+    return {name: output[name] for name in kind.compared or (*kind.fields, "tools") if name in output}
 
 
-def _as_json(value: Any) -> str:
+def _as_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -232,7 +239,7 @@ def _merge(config: "PrepConfig", stages: dict[str, Path], folder: Path, manifest
                 for _ in range(copies):
                     writers[_split(question, config)].write(row + "\n")
         if not writers["train"].rows:
-            accounts = [f"{name}: {tally.dropped} of {tally.read}" for name, tally in manifest.sources.items()]
+            accounts = [f"{name}: {tally.reasons} of {tally.read:,} rows" for name, tally in manifest.sources.items()]
             raise DataError(f"no row is left to train on; dropped: {'; '.join(accounts)}")
     manifest.splits = {split: writer.files for split, writer in writers.items() if writer.files}
 
@@ -274,7 +281,7 @@ class _Shards:
 
     def __init__(self, folder: Path, split: str, shard_rows: int) -> None:
         self._folder, self._split, self._size = folder, split, shard_rows
-        self.files: dict[str, dict[str, Any]] = {}
+        self.files: dict[str, JsonObject] = {}
         self.rows = 0
         self._stack: ExitStack | None = None
         self._file: IO[str] | None = None

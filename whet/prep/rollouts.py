@@ -6,11 +6,12 @@ import random
 from collections import Counter
 from itertools import cycle, islice, takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 from whet.core.content import image_urls, text_of
 from whet.core.types import Message
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
@@ -55,12 +56,12 @@ def read_answers(run: Path, dropped: Counter[str]) -> tuple[int, dict[str, Answe
     return read, tasks
 
 
-def rows_of(task: str, answers: Answers, form: Form, dropped: Counter[str]) -> list[dict[str, Any]]:
+def rows_of(task: str, answers: Answers, form: Form, dropped: Counter[str]) -> list[dict[str, object]]:
     """Return the rows of the answers to a task. In pairs the rarer kind, right or wrong, is repeated."""
     if not answers:
         return []
     size, first = _prompt_size(answers), next(iter(answers.values()))
-    begin: dict[str, Any] = {"prompt": [_plain(message) for message in first.messages[:size]]}
+    begin: JsonObject = {"prompt": [_plain(message) for message in first.messages[:size]]}
     if first.tools:
         begin["tools"] = first.tools
     parts = {text: _answer(record.messages[size:]) for text, record in answers.items()}
@@ -83,7 +84,7 @@ def rows_of(task: str, answers: Answers, form: Form, dropped: Counter[str]) -> l
     return [begin | {"chosen": chosen, "rejected": rejected} for chosen, rejected in pairs]
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message) -> JsonObject:
     """Return the message in the form of rows, with its content as text unless it has images."""
     kept = {key: part for key, part in message.items() if key != "malformed_calls"}
     content = message["content"] if image_urls([message]) else text_of(message["content"])
@@ -104,7 +105,7 @@ def _is_right(record: RolloutRecord) -> bool:
     return bool(record.correct) and (bool(record.tools) or not any(map(invokes_tool, replies)))
 
 
-def _answer(messages: list[Message]) -> str | list[dict[str, Any]]:
+def _answer(messages: list[Message]) -> str | list[JsonObject]:
     """Return the text of a single plain reply, otherwise the messages."""
     plain = [_plain(message) for message in messages]
     return plain[0]["content"] if len(plain) == 1 and plain[0].keys() == {"role", "content"} else plain

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 from whet.chat.thinking import split_thinking
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def changes(config: "Thoughts", seed: int, renderer: "Renderer | None") -> Chang
     """Return the function that changes rows. The choices follow from the seed and the row's place. ``renderer`` is
     needed for budgets, which are in tokens."""
 
-    def change(where: str, fields: dict[str, Any]) -> str | None:
+    def change(where: str, fields: JsonObject) -> str | None:
         if not config.removed + config.cut:
             return None
         position = derive_seed(seed, "thoughts", where) / _LARGEST
@@ -36,7 +37,7 @@ def changes(config: "Thoughts", seed: int, renderer: "Renderer | None") -> Chang
     return change
 
 
-def _each(fields: dict[str, Any], change: Callable[[str], str]) -> bool:
+def _each(fields: dict[str, object], change: Callable[[str], str]) -> bool:
     """Change the thought of every reply, and return whether any is another now."""
     changed = False
     for name, messages in fields.items():

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 from whet.base.errors import DeadlineError, WhetError
 from whet.processes.interrupts import interruptible
@@ -54,7 +54,7 @@ def compute_now(work: Callable[[*Ts], T], *args: *Ts) -> T:
     return work(*args) if COMPUTE.is_current else COMPUTE.submit(work, *args).result(DEADLINE)
 
 
-def run_computing(main: Coroutine[Any, Any, T], after: str = "") -> T:
+def run_computing(main: Coroutine[object, object, T], after: str = "") -> T:
     """Run a coroutine with ``asyncio.run`` and a compute thread. Torch operations on the calling thread (for example in
     user code) run single-threaded, so that they start no second OpenMP team.
 

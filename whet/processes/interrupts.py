@@ -44,7 +44,7 @@ class _Interrupts:
         assert self.task is not None
         self.task.cancel()
 
-    async def watch(self, main: Coroutine[Any, Any, T]) -> T:
+    async def watch(self, main: Coroutine[object, object, T]) -> T:
         self.task = asyncio.current_task()
         # An interrupt that is raised inside of a task would also be logged as an error of that task.
         asyncio.get_running_loop().set_exception_handler(

@@ -54,6 +54,12 @@ class WorkerLimits(Config):
     """Address space of a worker; None: no limit."""
 
 
+class _OfThread(threading.local):
+    """The worker of each thread of a pool."""
+
+    child: Child | None = None
+
+
 class Pool:
     """A few workers, started when needed and replaced when they die. Belongs to no event loop.
 
@@ -67,7 +73,7 @@ class Pool:
         prepare: Function | None = None,
         limits: WorkerLimits | None = None,
         *,
-        arguments: tuple[Any, ...] = (),
+        arguments: tuple[object, ...] = (),
         threads: int = 1,
         under: Sequence[str] = (),
     ) -> None:
@@ -83,11 +89,11 @@ class Pool:
         self._environment, self._under = thread_settings(threads), under
         self._lock = threading.Lock()
         self.children = set[Child]()  # the running workers
-        self._local = threading.local()  # each thread's child
+        self._local = _OfThread()
         self._threads = ThreadPoolExecutor(self.limits.workers, thread_name_prefix="whet-pool")
         self.closed = self._started = False
 
-    async def call(self, function: Function, *args: Any) -> Any:
+    async def call(self, function: Function, *args: object) -> Any:
         """Return ``function(*args)``, run in a worker. The function is importable by name, its result is a JSON value.
 
         Raises ``CallError``, ``CallTimeout`` or ``CallCrash`` when the arguments break healthy workers or the function
@@ -95,7 +101,7 @@ class Pool:
         """
         return await asyncio.wrap_future(self.submit(function, *args))
 
-    def submit(self, function: Function, *args: Any, around: Around | None = None) -> Future[Any]:
+    def submit(self, function: Function, *args: object, around: Around | None = None) -> Future[Any]:
         """Do the same for callers without an event loop. ``around`` adds open files, whose descriptors are the last
         arguments of the function; their contents never pass through the worker's memory."""
         request = pickle.dumps((_path(function), args, self.limits.cpu_s))
@@ -112,10 +118,10 @@ class Pool:
             child.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _call(self, request: bytes, around: Around | None) -> Any:
+    def _call(self, request: bytes, around: Around | None) -> object:
         failure: CallError
 
-        def exchange(files: Sequence[int]) -> Any:
+        def exchange(files: Sequence[int]) -> object:
             return _result(child.exchange(request, self.limits.deadline_s, files))
 
         for _ in range(2):
@@ -135,8 +141,7 @@ class Pool:
 
     def _worker(self) -> Child:
         """Return this thread's worker, ready for a call."""
-        child: Child | None = getattr(self._local, "child", None)
-        if child is not None:
+        if (child := self._local.child) is not None:
             if child.alive:
                 return child
             self._lose(child)
@@ -171,7 +176,7 @@ class Pool:
             raise WhetError("the pool of worker processes was closed")
 
 
-def _result(reply: bytearray) -> Any:
+def _result(reply: bytearray) -> object:
     message = json.loads(reply)
     if "error" in message:
         raise CallError(message["error"])

@@ -7,7 +7,6 @@ import pickle
 import resource
 import time
 import traceback
-from typing import Any
 
 from whet.base.errors import WhetError
 from whet.processes.child import Answer, resolve
@@ -35,7 +34,7 @@ def answering() -> Answer:
     return answer
 
 
-def set_up(prepare: str | None, arguments: tuple[Any, ...], memory: int | None) -> None:
+def set_up(prepare: str | None, arguments: tuple[object, ...], memory: int | None) -> None:
     if memory is not None:
         _limit(resource.RLIMIT_AS, memory)
     if prepare is not None:

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from whet.processes import sentinel_process
 from whet.processes.sentinel_process import ASK, BEAT, BYE, LIMIT
@@ -66,10 +66,10 @@ def endings_are_errors() -> Iterator[None]:
 class _Replacement:
     """Replaces a function of ``os``."""
 
-    def __init__(self, name: str, real: Callable[..., Any], process: int) -> None:
+    def __init__(self, name: str, real: Callable[..., object], process: int) -> None:
         self.name, self.real, self.process = name, real, process
 
-    def __call__(self, *arguments: Any) -> NoReturn:
+    def __call__(self, *arguments: object) -> NoReturn:
         if os.getpid() == self.process:
             call = f"os.{self.name}({', '.join(map(repr, arguments[:2]))})"
             log.warning("code of the run called %s, which would end the process; it raises an error instead", call)

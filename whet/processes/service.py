@@ -12,6 +12,7 @@ except ``responds`` and ``blocked_at``.
 
 import asyncio
 import contextlib
+import errno
 import os
 import pickle
 import socket
@@ -81,7 +82,7 @@ class Service:
 
     @classmethod
     async def started(
-        cls, make: str, arguments: tuple[Any, ...], *, start_s: float, blocked_s: float, memory: int | None = None,
+        cls, make: str, arguments: tuple[object, ...], *, start_s: float, blocked_s: float, memory: int | None = None,
         interpreter: str | None = None,
     ) -> Self:  # fmt: skip
         """Return a service for ``make(*arguments)`` ("module:name") in a new process, of at most ``memory`` bytes,
@@ -110,11 +111,11 @@ class Service:
         assert self._child is not None
         return self._child.process.pid
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: object) -> Any:
         """Return the method's result or raise its exception; ``ServiceLostError`` if the process ends before."""
         return read_outcome(await self.ask(method, arguments), method)
 
-    async def ask(self, method: str, arguments: tuple[Any, ...]) -> bytes:
+    async def ask(self, method: str, arguments: tuple[object, ...]) -> bytes:
         """Return the outcome of a call for ``read_outcome``."""
         if self.lost:
             raise ServiceLostError(self.lost)
@@ -188,7 +189,7 @@ class Service:
             self._writer.close()
 
 
-def read_outcome(payload: bytes, method: str) -> Any:
+def read_outcome(payload: bytes, method: str) -> object:
     """Return the result of a call of ``method``, or raise its exception."""
     try:
         outcome: Outcome = pickle.loads(payload)
@@ -207,7 +208,7 @@ def serving() -> Answer:
         try:
             served = resolve(make)(*arguments)
         except BaseException as error:
-            return failed(error)
+            return failed(MemoryError(str(error)) if _is_out_of_memory(error) else error)
         loop = asyncio.new_event_loop()
         exit_forked_children(loop)
         link = socket.socket(fileno=file)
@@ -221,14 +222,14 @@ async def _serve(link: socket.socket, served: Served) -> None:
     reader, writer = await asyncio.open_connection(sock=link)
     running = dict[int, asyncio.Task[None]]()
 
-    async def run(number: int, method: str, arguments: tuple[Any, ...]) -> None:
+    async def run(number: int, method: str, arguments: tuple[object, ...]) -> None:
         try:
             payload = pickle.dumps(Outcome(await getattr(served, method)(*arguments)))
         except asyncio.CancelledError:
             return
-        except MemoryError:
-            os._exit(OUT_OF_BOUNDS)
         except BaseException as error:
+            if _is_out_of_memory(error):
+                os._exit(OUT_OF_BOUNDS)
             payload = failed(error)
         finally:
             running.pop(number, None)
@@ -254,6 +255,11 @@ def failed(error: BaseException) -> bytes:
             pickled = attempt
     text = "".join(traceback.format_exception_only(error)).strip()
     return pickle.dumps(Outcome(error=pickled, text=text, frames=frames))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed: in Python, or in a system call, such as the listing of a folder."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def _framed(message: bytes) -> bytes:

@@ -102,7 +102,7 @@ class JobThread:
             now = time.monotonic()
         self._since = now
 
-    def give_up(self, futures: Iterable[Future[Any]]) -> None:
+    def give_up(self, futures: Iterable[Future[object]]) -> None:
         """Cancel these jobs. If one is running, its thread is abandoned: a new thread continues with the waiting jobs,
         and the old one ends with the job."""
         with self._changed:
@@ -150,7 +150,7 @@ class JobThread:
             return self._running
 
 
-def named(work: Callable[..., Any]) -> str:
+def named(work: Callable[..., object]) -> str:
     """Return the name of a function, for messages."""
     work = work.func if isinstance(work, partial) else work
     return getattr(work, "__qualname__", type(work).__name__)

@@ -21,10 +21,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from whet import __version__
-from whet.base.digest import sha256
 from whet.base.errors import ConfigError, DeadlineError
-from whet.base.files import error_context, write_atomically
-from whet.fetch.cache import cache_folder
+from whet.base.files import error_context, sha256, write_atomically
+from whet.fetch.download import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.base.errors import DataError
+from whet.base.strict_json import JsonObject
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.store import CheckpointStore
 from whet.core.types import Status
@@ -45,7 +46,7 @@ def audit(folder: Path) -> Audit:
     checkpoint = CheckpointStore(folder / "checkpoints", CheckpointConfig(verify=False)).load_latest()
     if checkpoint is None:
         raise DataError(f"{folder} has no checkpoint yet, which the audit needs; audit it after the first checkpoint")
-    source: dict[str, Any] = checkpoint.state["source"]
+    source: JsonObject = checkpoint.state["source"]
     if "next_ticket" not in source:
         raise DataError(f"{folder} draws no prompts (it trains on rows or replays kept groups), so it has no ledger")
     marks = expanded(source.get("ledger", f"{source['next_ticket']}{UNKNOWN}"))
@@ -74,7 +75,7 @@ def _once(entries: list[Entry]) -> Iterator[str]:
 
 
 def _compare_marks(
-    marks: str, pending: set[int], source: Mapping[str, Any], ended: Mapping[int, Entry]
+    marks: str, pending: set[int], source: Mapping[str, object], ended: Mapping[int, Entry]
 ) -> Iterator[str]:
     """Yield each ticket whose state in the checkpoint differs from the ledger file."""
     if len(marks) != source["next_ticket"]:

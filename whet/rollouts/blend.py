@@ -3,13 +3,14 @@ curriculum. A task's uid begins with the name of its environment."""
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
 from whet.base.closing import Closing
 from whet.base.errors import ConfigError, DataError
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 from whet.config import Component, Config
 from whet.core.types import Group, Task
 from whet.metrics import Metrics
@@ -163,7 +164,7 @@ class BlendSampler:
             metrics.merge(sampler.metrics(), prefix=f"env/{name}/")
         return metrics
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         draws = {name: sampler.state() for name, sampler in self._samplers.items()}
         return {
             "draws": draws,
@@ -172,7 +173,7 @@ class BlendSampler:
             "history": self.by_environment.history,
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: JsonObject) -> None:
         if (saved := sorted(state.get("draws", ()))) != sorted(self._samplers):
             raise ConfigError(
                 f"the checkpoint was made with {'the environments ' + ', '.join(saved) if saved else 'no blend'}, "

@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic import Field
 
 from whet.base.errors import ConfigError, DataError
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.core.types import Group, Task
 from whet.data.order import TaskOrder
@@ -43,11 +44,11 @@ class TaskSampler(Protocol):
 
     def metrics(self) -> Metrics: ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return JSON values for a checkpoint."""
         ...
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, object]) -> None:
         """Continue from a saved state. Raises ``ConfigError`` if the tasks, their order or the seed differ."""
         ...
 
@@ -70,10 +71,10 @@ class ShuffledSampler:
     def metrics(self) -> Metrics:
         return Metrics()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return self.order.state()
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, object]) -> None:
         self.order.load_state(state)
 
 
@@ -221,11 +222,11 @@ class PassRateSampler:
         metrics.mean("curriculum/active", len(measured) - len(resting))
         return metrics.mean("curriculum/pass_rate", sum(seen.rate for seen in measured), len(measured))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         seen = [[task, *astuple(seen)] for task, seen in self.seen.items()]
         return {"count": len(self._new), "name": self.name, "draws": self._draws, "seen": seen}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: JsonObject) -> None:
         if state["count"] != len(self._new):
             raise ConfigError(
                 f"the checkpoint was made with {state['count']} tasks, but there are {len(self._new)} "

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from whet.base.errors import CallError, DataError, WhetError
 from whet.base.seeds import derive_seed
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 async def play(
     environments: Environments,
     task: Task,
-    generator: Engine[Any],
+    generator: Engine[object],
     renderer: Renderer,
     sampling: Sampling,
     *,

@@ -30,7 +30,9 @@ def is_mistake(error: BaseException) -> bool:
 class Failures:
     """The failed attempts at the episodes of one run or evaluation."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_ends_all: bool = False) -> None:
+        """``one_ends_all``: the error that follows the first failed episode says why, so attempts are only logged."""
+        self._one_ends_all = one_ends_all
         self.completed = 0
         """Episodes that ended normally."""
         self.counts = Counter[str]()
@@ -38,17 +40,17 @@ class Failures:
         self._mistakes = dict[str, str]()  # kind -> source lines, for failures that are mistakes
 
     def report(self, session: str, attempt: int, error: Exception, reason: str) -> None:
-        """Count a failed attempt, and warn if it is the first of its kind."""
+        """Count a failed attempt, and warn if it is the first of its kind and no error will say why."""
         frames = [] if isinstance(error, TimeoutError) else user_frames(error)[-1:]
         kind = ":".join([type(error).__name__, *(f"{frame.filename}:{frame.lineno}" for frame in frames)])
         self.counts[kind] += 1
         text = f"episode {session} failed (attempt {attempt}): {reason}"
-        if self.counts[kind] > 1:
-            log.info("%s", text)
-            return
-        if is_mistake(error):
+        if is_mistake(error) and kind not in self._mistakes:
             self._mistakes[kind] = user_lines(error)
             text += f"\n{self._mistakes[kind]}"
+        if self.counts[kind] > 1 or self._one_ends_all:
+            log.info("%s", text)
+            return
         log.warning("%s\nFurther failures of this kind are counted, but only written to log.txt.", text)
 
     @property

@@ -33,5 +33,8 @@ def count_group(metrics: Metrics, group: Group, mode: str, version: int) -> None
         metrics.mean("answer/truncated", float(episode.status is Status.TRUNCATED))
         metrics.sum("answer/tokens", episode.trained_tokens)
         metrics.mean("episode/turns", episode.usage.turns)
+        metrics.mean("episode/branches", len(episode.branches)).max("episode/branches_max", len(episode.branches))
+        if episode.limit is not None:
+            metrics.sum(f"episode/cut/{episode.limit}", 1)
         oldest = min((span.versions[0] for span in episode.spans if span.versions), default=version)
         metrics.max("staleness/max", version - oldest)

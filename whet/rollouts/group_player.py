@@ -3,7 +3,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from whet.base.closing import cancel_all
 from whet.base.errors import DataError, WhetError
@@ -35,7 +35,7 @@ class GroupPlayer:
         config: RolloutConfig,
         sampling: Sampling,
         environments: IsolatedEnvironments,
-        generator: Engine[Any],
+        generator: Engine[object],
         renderer: Renderer,
         *,
         rewards: Reward = Score(),  # noqa: B008

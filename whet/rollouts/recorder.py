@@ -4,7 +4,6 @@ the sampler and of the learner."""
 import math
 import reprlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -90,12 +89,12 @@ def _sampled_here(branch: Trajectory) -> list[Span]:
     return trained or [span for span in branch.spans if span.logprobs is not None]
 
 
-def _in_short(data: dict[str, Any]) -> dict[str, str]:
+def _in_short(data: dict[str, object]) -> dict[str, str]:
     """Return the beginning of each field as text."""
     return {str(name)[:_MOST_CHARACTERS]: _text(data[name]) for name in list(data)[:_MOST_FIELDS]}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, str):
         more = len(value) - _MOST_CHARACTERS
         return value if more <= 0 else f"{value[:_MOST_CHARACTERS]} ... {more} more characters"

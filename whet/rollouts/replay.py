@@ -5,12 +5,13 @@ were in a step."""
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic_core import to_jsonable_python
 
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
+from whet.base.strict_json import JsonObject
 from whet.core.types import Episode, Group, Task
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
@@ -23,7 +24,7 @@ def keep_groups(folder: Path, step: int, groups: list[Group]) -> None:
     write_atomically(_path(folder, step), json.dumps([_saved(group) for group in groups]))
 
 
-def _saved(group: Group) -> dict[str, Any]:
+def _saved(group: Group) -> dict[str, object]:
     task = to_jsonable_python(replace(group.task, data=group.task.columns))
     return {"uid": group.uid, "task": task, "episodes": [episode.to_json() for episode in group.episodes]}
 
@@ -77,9 +78,9 @@ class KeptSource:
     def tally(self) -> tuple[Metrics, Timing]:
         return Metrics(), Timing()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """The step determines the state."""
         return {}
 
-    def load_state(self, state: dict[str, Any], version: int) -> None:
+    def load_state(self, state: dict[str, object], version: int) -> None:
         self.version = version

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from whet.base.errors import ConfigError
 from whet.config import Component, Config
 from whet.config.base import within
-from whet.config.nearest import did_you_mean
+from whet.config.issues import did_you_mean
 from whet.core.content import text_of
 from whet.core.types import Episode, Message, Status, Trajectory
 

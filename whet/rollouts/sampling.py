@@ -42,8 +42,10 @@ class Sampling(Config):
     max_observation_tokens: int = Field(1024, gt=0)
     """Maximum length of an environment's messages between two replies; the middle of longer ones is left out."""
     max_episode_tokens: int | None = Field(None, gt=1)
-    """Maximum length of an episode, including its prompt; a longer one is truncated. By default the sum over all
-    turns."""
+    """Maximum length of an episode, or of each of its branches, including the prompt; a longer one is truncated. By
+    default the sum over all turns."""
+    max_total_tokens: int | None = Field(None, gt=1)
+    """Maximum number of tokens of all branches of an episode together, each with its context; None: no limit."""
     stop: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = ()
     """Strings that end a reply."""
     thinking: Literal["on", "off"] | None = None
@@ -53,11 +55,12 @@ class Sampling(Config):
 
     @model_validator(mode="after")
     def _leaves_room_for_a_reply(self) -> Self:
-        if self.max_episode_tokens is not None and self.max_episode_tokens <= self.max_prompt_tokens:
-            raise ValueError(
-                f"max_episode_tokens = {self.max_episode_tokens} leaves no room for a reply after "
-                f"max_prompt_tokens = {self.max_prompt_tokens}"
-            )
+        for name in ("max_episode_tokens", "max_total_tokens"):
+            most = getattr(self, name)
+            if most is not None and most <= self.max_prompt_tokens:
+                raise ValueError(
+                    f"{name} = {most} leaves no room for a reply after max_prompt_tokens = {self.max_prompt_tokens}"
+                )
         return self
 
     @property
@@ -105,6 +108,7 @@ class Limits(Config):
     max_prompt_tokens: int | None = Field(None, gt=0)
     max_observation_tokens: int | None = Field(None, gt=0)
     max_episode_tokens: int | None = Field(None, gt=1)
+    max_total_tokens: int | None = Field(None, gt=1)
     stop: tuple[Annotated[str, StringConstraints(min_length=1)], ...] | None = None
     thinking: Literal["on", "off"] | None = None
     thinking_budget: int | None = Field(None, gt=0)
@@ -115,8 +119,9 @@ class Limits(Config):
 
     def problems(self, sampling: Sampling) -> Iterator[str]:
         """Yield each limit that is higher than in ``sampling``, or that leaves no room for a reply."""
+        run = sampling.model_dump()
         for name, value in self.model_dump(exclude_none=True).items():
-            most = getattr(sampling, name)
+            most = run[name]
             if name.startswith("max_") and most is not None and value > most:
                 yield f"sampling.{name} = {value} is more than that of the run, sampling.{name} = {most}"
         try:

@@ -39,7 +39,7 @@ class LimitReached(Exception):
 
     def __init__(self, limit: str) -> None:
         super().__init__(f"{USED_UP} {limit}")
-        self.limit = limit  # reply, turns, tokens or seconds
+        self.limit = limit  # reply, turns, tokens, total_tokens or seconds
 
 
 class PromptTooLong(DataError):
@@ -59,7 +59,7 @@ class Reply:
 class Recording:
     """The state that all branches of one episode share."""
 
-    generator: Engine[Any]
+    generator: Engine[object]
     renderer: Renderer
     sampling: Sampling
     name: str
@@ -94,9 +94,15 @@ class Recording:
             self.usage.seconds = time.monotonic() - self.started
 
     @property
+    def room(self) -> int | None:
+        """The number of tokens that all branches together may still get, without what calls in flight may take."""
+        most = self.sampling.max_total_tokens
+        return None if most is None else most - sum(branch.taken for branch in self.branches)
+
+    @property
     def trajectories(self) -> list[Trajectory]:
         """The branches with at least one reply."""
-        replied = [branch for branch in self.branches if any(span.trained for span in branch.spans)]
+        replied = [branch for branch in self.branches if branch.replied]
         return [Trajectory(branch.spans, branch.messages, branch._tools, branch.role) for branch in replied]
 
 
@@ -115,6 +121,7 @@ class Session:
         self.ends: list[tuple[int, int]] = []  # after each reply: the number of messages, and of spans
         self._original: list[Message] = []  # as passed by the caller, not shortened
         self.role = ""
+        self._claimed = 0  # tokens that this branch will have at most after the reply in flight
         self._tools: Schemas | None = None
         self._busy = asyncio.Lock()
         recording.branches.append(self)
@@ -141,7 +148,10 @@ class Session:
                     f"{self.recording.name}: the conversation does not continue what the model has seen; a rewritten "
                     "history needs a new branch (Session.branch)"
                 )
-            return await self._reply(messages[len(self._original) :], tools, limit, watch)
+            try:
+                return await self._reply(messages[len(self._original) :], tools, limit, watch)
+            finally:
+                self._claimed = 0
 
     def branch(self, messages: Sequence[Message], tools: Schemas | None = None) -> Self:
         """Start a new branch of the same episode, for messages that don't extend this one. It keeps the tokens up to
@@ -164,6 +174,16 @@ class Session:
     def tokens(self) -> list[int]:
         """All tokens of this branch."""
         return [token for span in self.spans for token in span.tokens]
+
+    @property
+    def replied(self) -> bool:
+        """True if a reply was sampled in this branch."""
+        return any(span.trained for span in self.spans)
+
+    @property
+    def taken(self) -> int:
+        """The number of tokens of this branch with what the reply in flight may add; 0 if it has no reply."""
+        return max(self._claimed, sum(len(span.tokens) for span in self.spans) if self.replied else 0)
 
     def common_prefix_length(self, messages: Sequence[Message], tools: Schemas | None) -> int:
         """Return the number of messages at the start that equal the messages of this branch."""
@@ -189,6 +209,12 @@ class Session:
         params = sampling.params(derive_seed(recording.seed, usage.turns), renderer.stop_token_ids, len(history))
         if limit is not None:
             params = replace(params, max_new_tokens=min(limit, params.max_new_tokens))
+        if (room := recording.room) is not None:
+            room += self.taken - len(history)
+            if room <= 0:
+                raise LimitReached("total_tokens")
+            params = replace(params, max_new_tokens=min(room, params.max_new_tokens))
+            self._claimed = len(history) + params.max_new_tokens
         if urls := image_urls([*self.messages, *shown]):
             params = replace(params, images=tuple(urls))
         usage.turns += 1

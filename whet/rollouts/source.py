@@ -25,11 +25,12 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 from whet.base.closing import cancel_all
 from whet.base.errors import ConfigError, DataError, DeadlineError
 from whet.base.progress import PROGRESS
+from whet.base.strict_json import JsonObject
 from whet.chat.renderer import check_images
 from whet.core.types import Group, Status, Task
 from whet.data.order import TaskOrder
@@ -42,7 +43,7 @@ from whet.rollouts.filters import Filter
 from whet.rollouts.group_metrics import count_group
 from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.ledger import UNKNOWN, Entry, Ledger, Outcome
-from whet.rollouts.tickets import Permits, Ticket
+from whet.rollouts.tickets import Permits, Ticket, may_come_next
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class RolloutSource:
             self._restarts = restarts
         return metrics, timing
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return all that a resumed run needs (JSON): the position in the data, and each ticket that is not trained
         yet, with its group if that is finished. Tickets in flight are sampled again, with the same seeds."""
         name, position = self._position
@@ -172,7 +173,7 @@ class RolloutSource:
         state = {name: position.state(), "next_ticket": self._next_ticket, "pending": pending}
         return state | {"ledger": self.ledger.state()}
 
-    def load_state(self, state: dict[str, Any], version: int) -> None:
+    def load_state(self, state: JsonObject, version: int) -> None:
         """Continue from ``state`` under weights ``version``. The next ``next_groups`` samples the tickets that were in
         flight."""
         name, position = self._position
@@ -215,7 +216,9 @@ class RolloutSource:
         """Remove and return the next ticket, with its group, once it is finished; the step needs ``left`` more
         groups."""
         while True:
-            ticket = await self._finished(self._may_come_next(left))
+            in_order = self.config.order == "oldest"
+            tickets = [self._tickets[0]] if in_order else may_come_next(self._tickets, self.permits, self.version, left)
+            ticket = await self._finished(tickets)
             group, ticket.group, ticket.job = ticket.group, None, None
             assert group is not None
             if self.version - ticket.version <= self.config.max_staleness:
@@ -223,16 +226,6 @@ class RolloutSource:
                 return ticket, group
             self._sampled(stale=group.trained_tokens)  # the checkpoint had a larger bound: sample the prompt again
             self._issue()
-
-    def _may_come_next(self, left: int) -> list[Ticket]:
-        """Return the oldest ticket, or with ``order = ready`` also each one that may overtake the older ones in
-        time."""
-        if self.config.order == "oldest":
-            return [self._tickets[0]]
-        tickets = sorted(self._tickets, key=lambda ticket: (ticket.version, ticket.number))
-        in_time, version = self.permits.in_time, self.version
-        can_wait = (in_time(ticket.version, version, place - left + 1) for place, ticket in enumerate(tickets))
-        return tickets[: 1 + len(list(itertools.takewhile(bool, can_wait)))]
 
     async def _finished(self, tickets: list[Ticket]) -> Ticket:
         """Wait until one of the tickets is finished, and return the one that finished first."""

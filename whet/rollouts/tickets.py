@@ -4,10 +4,12 @@ sampling. A group of rollouts starts only with a permit; a step's permits return
 versions ago."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from itertools import takewhile
 
 from whet.base.errors import WhetError
+from whet.base.strict_json import JsonObject
 from whet.core.types import Episode, Group, Task
 
 
@@ -28,14 +30,14 @@ class Ticket:
         """Return the name of its group."""
         return f"{self.number:07d}:{task.uid}"
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return what a checkpoint keeps of it (JSON): its group if that is finished."""
-        saved: dict[str, Any] = {"number": self.number, "task": self.task, "version": self.version}
+        saved: JsonObject = {"number": self.number, "task": self.task, "version": self.version}
         episodes = None if self.group is None else [episode.to_json() for episode in self.group.episodes]
         return saved | {"epoch": self.epoch, "episodes": episodes}
 
     @classmethod
-    def from_state(cls, saved: dict[str, Any], task: Task) -> "Ticket":
+    def from_state(cls, saved: JsonObject, task: Task) -> "Ticket":
         """Return the ticket of a checkpoint."""
         ticket = cls(saved["number"], saved["task"], saved["version"], saved.get("epoch"))
         if saved["episodes"] is not None:
@@ -85,3 +87,11 @@ class Permits:
         (True, False)
         """
         return version + after // self.per_step + 1 - begun <= self.max_staleness
+
+
+def may_come_next(tickets: Iterable[Ticket], permits: Permits, version: int, left: int) -> list[Ticket]:
+    """Return the oldest ticket, and each one that may overtake the older ones in time; the step after ``version`` needs
+    ``left`` more groups."""
+    ordered = sorted(tickets, key=lambda ticket: (ticket.version, ticket.number))
+    can_wait = (permits.in_time(each.version, version, place - left + 1) for place, each in enumerate(ordered))
+    return ordered[: 1 + len(list(takewhile(bool, can_wait)))]

@@ -1,7 +1,6 @@
 """Sampling that is watched: a client sees its reply while it is sampled. What is recorded doesn't depend on it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from whet.chat.draft import Draft
 from whet.chat.renderer import Renderer
@@ -13,7 +12,7 @@ Watch = Callable[[int, str, str], None]
 """Gets the number of tokens of the prompt, and the thought and the text of the reply so far, which only grow."""
 
 
-def sampler(engine: Engine[Any], session: str) -> Sample:
+def sampler(engine: Engine[object], session: str) -> Sample:
     """Return the function that samples without being watched."""
 
     async def sample(history: list[int], params: SamplingParams) -> Completion:
@@ -23,7 +22,7 @@ def sampler(engine: Engine[Any], session: str) -> Sample:
 
 
 def watched(
-    engine: Engine[Any],
+    engine: Engine[object],
     session: str,
     renderer: Renderer,
     sampling: Sampling,

@@ -2,11 +2,12 @@
 
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from whet.base.closing import Closing
 from whet.base.errors import ConfigError
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 from whet.core.types import Distribution
 
 _NARROW = 0.5  # nats: the probe's tolerance where the engine computes in 8 bits
@@ -37,7 +38,7 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
     )
 
 
-def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Engine[Any]":
+def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Engine[object]":
     """Return a generator whose weights are still to be written."""
     from whet.engines.config import Adapter, Deployment
     from whet.models.loading import adapted_modules, load_images, load_model_config
@@ -96,16 +97,16 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "NamedTensors":
 @asynccontextmanager
 async def open_generator(
     recipe: "Recipe", run: Path | None, model: str | None = None
-) -> "AsyncIterator[tuple[Engine[Any], Renderer]]":
+) -> "AsyncIterator[tuple[Engine[object], Renderer]]":
     """Open a generator, and the renderer of its texts, with the weights of a run's best checkpoint, of another
     ``model``, or of the recipe's. Nothing is trained."""
     from whet.processes.compute import compute
     from whet.run.machine import decide
 
-    whole: dict[str, Any] = {"lora": "merged"}  # weights come once, from this process
+    whole: JsonObject = {"lora": "merged"}  # weights come once, from this process
     if recipe.weights.transport == "cuda_ipc":
         whole["transport"] = None
-    changes: dict[str, Any] = {
+    changes: JsonObject = {
         "weights": recipe.weights.model_copy(update=whole),
         "generator": recipe.generator.model_copy(update={"on_cluster": False}),
         "rollouts": recipe.rollouts.model_copy(update={"router_replay": False}),  # nothing is learned from it

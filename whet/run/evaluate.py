@@ -1,6 +1,7 @@
 """Evaluation of a model: episodes over held-out tasks, graded as in training, without learning."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from whet.tasks.isolated import IsolatedEnvironments
 if TYPE_CHECKING:
     from whet.endpoint.server import Endpoint
     from whet.run.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 _CHANGED = ("samples", "temperature", "max_new_tokens")  # settings in which an additional set may differ
 
@@ -104,7 +107,7 @@ class EvaluationConfig(HeldOut):
 async def evaluate_tasks(
     tasks: Sequence[Task],
     environments: IsolatedEnvironments,
-    generator: Engine[Any],
+    generator: Engine[object],
     renderer: Renderer,
     sampling: Sampling,
     config: EvaluationConfig,
@@ -123,7 +126,7 @@ async def evaluate_tasks(
     if not tasks:
         raise DataError("the task set has no task to evaluate on; choose another evaluation.split")
 
-    samples, slots, failures = config.samples, asyncio.Semaphore(config.concurrency), Failures()
+    samples, slots, failures = config.samples, asyncio.Semaphore(config.concurrency), Failures(one_ends_all=True)
 
     async def answer(task: Task, sample: int) -> Episode:
         async with slots:
@@ -160,6 +163,9 @@ async def evaluate_tasks(
         ) from None
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
+    if failures.counts:
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in failures.counts.items())
+        log.warning("attempts at answers failed and were repeated with success: %s", kinds)
     asked = [task for task in tasks for _ in range(samples)]
     episodes = [(task, job.result()) for task, job in zip(asked, jobs, strict=True)]
     report = Report.of(episodes, samples, stated, config.consensus)
@@ -172,7 +178,7 @@ async def evaluate_tasks(
 async def evaluate_all(
     recipe: "Recipe",
     environments: IsolatedEnvironments,
-    generator: Engine[Any],
+    generator: Engine[object],
     renderer: Renderer,
     endpoint: "Endpoint",
 ) -> Report:
@@ -199,7 +205,7 @@ async def evaluate_all(
 async def evaluate_sets(
     recipe: "Recipe",
     sets: Mapping[str, EvaluationSet],
-    generator: Engine[Any],
+    generator: Engine[object],
     renderer: Renderer,
     endpoint: "Endpoint | None",
     record: type[Recording] = Recording,
@@ -207,7 +213,7 @@ async def evaluate_sets(
     """Evaluate on each set, one after the other."""
     reports = {}
     for name, additional in sets.items():
-        changes = {key: value for key in _CHANGED if (value := getattr(additional, key)) is not None}
+        changes = {key: value for key in _CHANGED if (value := additional.value_of(key)) is not None}
         settings = recipe.evaluation.model_copy(update=changes)
         async with Closing() as closing:
             hosted = IsolatedEnvironments(additional.data.open())

@@ -113,6 +113,7 @@ class SampledFeed(Feed):
         )
         super().__init__(source, recipe.sampling.distribution, recipe.sampling.max_new_tokens, len(source.tasks))
         self._disagrees = False  # in the last step
+        self._warned_of_accuracy = False
         estimator = recipe.online.estimator
         self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
         self.rollouts = source
@@ -129,6 +130,12 @@ class SampledFeed(Feed):
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
         async with self.devices.acquire("generation"):
             report = await evaluate_all(self.recipe, self.environments, self.generator, self.renderer, self.endpoint)
+        if report.by_sign and not self._warned_of_accuracy:
+            self._warned_of_accuracy = True
+            log.warning(
+                "evaluation/accuracy is the share of rewards above 0, because answers have no score 'correct', and "
+                "rewards other than 0 and 1: compare evaluation/reward, or return a score 'correct'"
+            )
         return report.metrics()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:

@@ -70,7 +70,7 @@ def check_steps(folder: Path, recipe: "Recipe", done: int) -> None:
     if done == recipe.steps:
         longer = f"steps={2 * done}" if recipe.epochs is None else f"epochs={2 * recipe.epochs:g}"
         more = f"whet resume {shlex.quote(str(folder))} {longer}"
-        log.warning("all %d steps are done; to train for longer: %s", done, more)
+        log.warning("step %d, the last one, is done; to train for longer: %s", done, more)
 
 
 class Place:

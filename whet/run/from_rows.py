@@ -1,5 +1,6 @@
 """The recipe of ``whet.train``: rows, and perhaps a function that rewards answers, become its data and algorithm."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.base.errors import ConfigError
+from whet.base.strict_json import JsonObject
 from whet.data.files import is_text_table, read_file
 from whet.data.forms import conversation
 from whet.data.in_memory import as_rows, write_rows
@@ -59,22 +61,26 @@ class RowFiles:
                 for where, row in rows or ():
                     self.training.row.of(where, row, as_texts)
 
-    def recipe(self, folder: Path) -> dict[str, Any]:
+    def recipe(self, folder: Path) -> JsonObject:
         """Return the sections of a recipe, with the paths of the files that ``write`` writes."""
-        data: dict[str, Any] = {"type": self.training.data}
-        sections: dict[str, Any] = {"data": data, "algorithm": {"type": self.training.algorithm}}
+        data: JsonObject = {"type": self.training.data}
+        sections: JsonObject = {"data": data, "algorithm": {"type": self.training.algorithm}}
         for name, key in _KEYS.items():
             if name in self._sources:
                 data[key] = _path(self._sources[name], folder / _FILES[name])
-        rows = self._rows["data"]
-        if "test" not in self._sources and rows is not None:
-            data["test_size"] = min(_MOST_HELD_OUT, len(rows) // 10)
+        rows, test = self._rows["data"], self._rows.get("test")
+        if test is not None:
+            data["test_size"] = len(test)
+        elif "test" not in self._sources and rows is not None:
+            tasks = len(rows) if self._name is None else len({_as_json(row.get("prompt", row)) for _, row in rows})
+            data["test_size"] = min(_MOST_HELD_OUT, tasks // 10)
             if not data["test_size"]:
                 sections["evaluation"] = {"enabled": False}
         if self._name is None:
             sections["checkpoints"] = {"best_metric": "evaluation/loss", "mode": "min"}
         else:
             data["reward"] = self._name
+            sections["checkpoints"] = {"best_metric": "evaluation/reward"}  # the accuracy, if each reward is 0 or 1
         return sections
 
     def write(self, folder: Path) -> None:
@@ -91,6 +97,10 @@ def _read(data: RowData, name: str) -> list[Placed] | None:
         return as_rows(data, name)
     with naming_prep():
         return None if str(data).startswith(_WEB) else read_file(data)
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=repr)
 
 
 def _path(data: RowData, written: Path) -> str:

@@ -43,7 +43,7 @@ def without_loop(work: Callable[[StopRequest], T]) -> T:
         thread.shutdown(wait=False)
 
 
-def wait_for(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+def wait_for(work: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop) -> T:
     """Return the result of a coroutine that runs on the loop of another thread. An interrupt cancels it, and is raised
     once the coroutine has ended."""
     started: Future[asyncio.Task[Any]] = Future()

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, overload
 
 from whet.base.errors import ConfigError
 from whet.base.files import write_atomically
+from whet.base.strict_json import JsonObject
 from whet.checkpoint.lock import run_lock
 from whet.config import dump_yaml
 from whet.core.types import Task
@@ -45,7 +47,11 @@ class Tasks(Sequence[Task]):
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
         return self._tasks[index]
 
 
@@ -80,7 +86,7 @@ class OpenRun:
             self._run.sinks.write(step, values, kind="evaluation")
         return values
 
-    def log(self, step: int, *stats: Update | Metrics | Mapping[str, float]) -> dict[str, Any]:
+    def log(self, step: int, *stats: Update | Metrics | Mapping[str, float]) -> JsonObject:
         """Write the metrics of a step, counted from 1: the policy's since the last call, the results of updates, and
         further numbers by name. Return them. The report shows them from its next refresh on."""
         metrics, self.policy.metrics = self.policy.metrics, Metrics()
@@ -97,7 +103,10 @@ class OpenRun:
 
 @asynccontextmanager
 async def opened(
-    recipe: Recipe, folder: Path, while_loading: AbstractContextManager[Any], while_open: AbstractContextManager[Any]
+    recipe: Recipe,
+    folder: Path,
+    while_loading: AbstractContextManager[object],
+    while_open: AbstractContextManager[object],
 ) -> AsyncIterator[OpenRun]:
     """Build everything, publish the first weights, and shut everything down at the end. The two contexts show the run
     to people."""
@@ -124,8 +133,8 @@ class Opening:
         self,
         recipe: Recipe,
         folder: Path,
-        while_loading: AbstractContextManager[Any],
-        while_open: AbstractContextManager[Any],
+        while_loading: AbstractContextManager[object],
+        while_open: AbstractContextManager[object],
     ) -> None:
         self._open = partial(opened, recipe, folder, while_loading, while_open)
         self._stack = AsyncExitStack()
@@ -134,10 +143,12 @@ class Opening:
     async def __aenter__(self) -> OpenRun:
         return await self._stack.enter_async_context(self._open())
 
-    async def __aexit__(self, *error: Any) -> None:
-        await self._stack.__aexit__(*error)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, at)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> "Blocking":
         """Return an ``OpenRun`` whose methods block until they are done: its event loop runs on a thread, so that this
         works in a notebook, too. An interrupt ends the method that runs; the run stays open until the block ends."""
         self._loop = asyncio.new_event_loop()
@@ -149,10 +160,10 @@ class Opening:
             self.__exit__(type(error), error, error.__traceback__)
             raise
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._loop is not None
         try:
-            wait_for(self.__aexit__(*error), self._loop)
+            wait_for(self.__aexit__(kind, error, at), self._loop)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=10)
@@ -161,7 +172,7 @@ class Opening:
 class Blocking:
     """An object of an open run whose coroutine methods block, for code that cannot await."""
 
-    def __init__(self, target: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, target: object, loop: asyncio.AbstractEventLoop) -> None:
         self._target, self._loop = target, loop
 
     def __getattr__(self, name: str) -> Any:
@@ -170,7 +181,7 @@ class Blocking:
             return lambda *args, **named: wait_for(value(*args, **named), self._loop)
         return Blocking(value, self._loop) if name in ("policy", "source") else value
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in ("_target", "_loop"):
             super().__setattr__(name, value)
         else:

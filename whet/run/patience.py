@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from whet.base.errors import ConfigError
+from whet.base.strict_json import JsonObject
 
 
 @dataclass(slots=True)
@@ -48,9 +49,9 @@ class Patience:
         best = "was never measured" if self.best is None else f"was best at step {self.best_step} ({self.best:.4g})"
         return f"{self.metric} {best} and has not improved in {self.waited} evaluations"
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return {"best": self.best, "best_step": self.best_step, "waited": self.waited, "ended": self.over}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, object]) -> None:
         for name, value in state.items():
             setattr(self, name, value)

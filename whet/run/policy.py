@@ -13,7 +13,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -41,7 +41,7 @@ class Sampler:
     """The parts that a policy samples with."""
 
     player: GroupPlayer
-    generator: "Engine[Any]"
+    generator: "Engine[object]"
     sync: "WeightSync"  # transfers the weights to the generator
 
 

@@ -8,7 +8,7 @@ from whet.algorithms.distillation import TeacherAlgorithm
 from whet.algorithms.gdpo import GDPOAdvantage
 from whet.config import Component
 from whet.config.base import within
-from whet.config.nearest import did_you_mean
+from whet.config.issues import did_you_mean
 from whet.core.types import Distribution
 from whet.data.base import ROWS, Data
 from whet.data.rows import Rows
@@ -80,6 +80,9 @@ def _problems_of_lora(recipe: "Recipe") -> Iterator[str]:
     lora, ranks = recipe.model.lora, recipe.parallel.ranks
     if lora is None:
         return
+    for kind in ("dora", "experts", "quantize") if recipe.learner.type == "megatron" else ():
+        if getattr(lora, kind):
+            yield f"learner.type = megatron does not support model.lora.{kind}; leave it out, or set learner.type=torch"
     if lora.dora and ranks > 1:
         yield f"model.lora.dora = true trains on one rank, but there are {ranks}; leave one of them out"
     if lora.quantize and ranks > 1:
@@ -99,18 +102,19 @@ def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
         return
     parallel = recipe.parallel
     needs = {
-        "parallel.tensor": parallel.tensor > 1,
         "parallel.context": parallel.context > 1,
         "parallel.pipeline": parallel.pipeline > 1,
-        "parallel.expert": parallel.expert > 1,
         "learner.type = megatron": recipe.learner.type == "megatron",
         f"generator = {type(recipe.generator).__name__}": samples and not recipe.generator.reads_images,
+        "generator.on_cluster": samples and recipe.generator.on_cluster,
+        "generator.tensor": samples and not recipe.generator.in_process and recipe.generator.ranks > 1,
+        "weights.lora = adapter": samples and recipe.weights.lora == "adapter",
         "a second model in algorithm": any(isinstance(part, ModelConfig) for part in within(recipe.algorithm)),
     }
     for setting in (name for name, is_set in needs.items() if is_set):
         yield (
             f"model.vision = {recipe.model.vision} reads images, which {setting} does not support; leave "
-            "it out (parallel.fsdp and parallel.replicas work), use learner.type=torch, generator=torch and an "
+            "it out (the other sizes of parallel work), use learner.type=torch, generator=torch or vllm, and an "
             "algorithm with one model, or leave model.vision out"
         )
     if "reward_model" in recipe.algorithm.roles:
@@ -158,6 +162,8 @@ def _problems_of_replay(recipe: "Recipe") -> Iterator[str]:
         yield f"{what}this generator does not report; set generator=torch, or leave it out"
     if recipe.rollouts.router_replay and max(recipe.parallel.tensor, recipe.parallel.pipeline) > 1:
         yield f"{what}do not reach layers that parallel.tensor or pipeline cuts; set both to 1, or leave it out"
+    if recipe.rollouts.router_replay and recipe.learner.type == "megatron":
+        yield f"{what}do not reach layers of learner.type = megatron; set learner.type=torch, or leave it out"
 
 
 def _check_duration(recipe: "Recipe") -> None:

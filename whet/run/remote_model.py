@@ -4,10 +4,11 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from whet.base.errors import ConfigError, GeneratorError
 from whet.base.extras import extra
+from whet.base.strict_json import JsonObject
 from whet.chat.calls import checked_arguments
 from whet.core.content import Part, image_urls, text_of
 from whet.core.types import Message, Span
@@ -15,6 +16,9 @@ from whet.endpoint.request import incoming, outgoing
 from whet.engines.base import Completion
 from whet.rollouts.session import LimitReached, Recording, Reply, Schemas, Session
 from whet.rollouts.watched import Watch
+
+if TYPE_CHECKING:
+    import httpx
 
 _DEADLINE, _RETRIES, _MOST_BYTES = 600.0, 5, 50_000_000
 _REPEAT = (408, 409, 425, 429, 500, 502, 503, 504)
@@ -32,7 +36,9 @@ class RemoteReply:
 class RemoteModel:
     """A client of one model. It must be created in the event loop that uses it."""
 
-    def __init__(self, url: str, model: str, key: str | None, transport: Any = None) -> None:
+    def __init__(
+        self, url: str, model: str, key: str | None, transport: "httpx.AsyncBaseTransport | None" = None
+    ) -> None:
         """``transport`` replaces the network in tests."""
         with extra("tasks", "a model behind an endpoint"):
             from whet.fetch.http import HttpClient
@@ -41,13 +47,13 @@ class RemoteModel:
         self._http = HttpClient(_DEADLINE, _MOST_BYTES, headers, transport)
 
     async def say(
-        self, messages: Sequence[Message], tools: Schemas | None, settings: dict[str, Any], name: str
+        self, messages: Sequence[Message], tools: Schemas | None, settings: dict[str, object], name: str
     ) -> RemoteReply:
         """Return the reply to a conversation. Raises ``ConfigError`` for a request that is refused and
         ``GeneratorError`` for an endpoint that gives no answer after five repeats."""
         from whet.fetch.http import UnansweredError, retried
 
-        body: dict[str, Any] = {"model": self.model, "messages": [_sent(message) for message in messages], **settings}
+        body: JsonObject = {"model": self.model, "messages": [_sent(message) for message in messages], **settings}
         if tools:
             body["tools"] = tools
 
@@ -110,7 +116,7 @@ class RemoteSession(Session):
         if usage.turns >= sampling.max_turns:
             raise LimitReached("turns")
         most = min(limit or sampling.max_new_tokens, sampling.max_new_tokens)
-        settings: dict[str, Any] = {
+        settings: JsonObject = {
             "max_tokens": most, "temperature": sampling.temperature, "seed": (recording.seed + usage.turns) % 2**31,
         }  # fmt: skip
         if sampling.stop:
@@ -137,9 +143,9 @@ class RemoteRecording(Recording):
         return RemoteSession(self)
 
 
-def _sent(message: Message) -> dict[str, Any]:
+def _sent(message: Message) -> JsonObject:
     """Return a message as the API takes it: arguments of calls are JSON texts."""
-    sent: dict[str, Any] = {name: message[name] for name in ("role", "name", "tool_call_id") if name in message}
+    sent: JsonObject = {name: message[name] for name in ("role", "name", "tool_call_id") if name in message}
     content = message["content"]
     if isinstance(content, str) or not image_urls([message]):
         sent["content"] = text_of(content)
@@ -154,11 +160,11 @@ def _sent(message: Message) -> dict[str, Any]:
     return sent
 
 
-def _sent_part(part: Part) -> dict[str, Any]:
+def _sent_part(part: Part) -> dict[str, object]:
     return dict(part) if part["type"] == "text" else {"type": "image_url", "image_url": {"url": part["url"]}}
 
 
-def _received(values: dict[str, Any]) -> Message:
+def _received(values: JsonObject) -> Message:
     message: Message = {"role": "assistant", "content": values.get("content") or ""}
     if thought := values.get("reasoning_content") or values.get("reasoning"):
         message["reasoning_content"] = thought

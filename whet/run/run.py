@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from whet.algorithms.base import OnlineAlgorithm
 from whet.base.closing import Closing
 from whet.base.errors import GeneratorError, WorkerError
 from whet.base.files import write_atomically
 from whet.base.progress import PROGRESS
+from whet.base.strict_json import JsonObject
 from whet.chat.renderer import Renderer
 from whet.checkpoint.lock import run_lock
 from whet.checkpoint.mirror import Mirror
@@ -153,7 +153,7 @@ async def open_run(
         if checkpoint is not None and "patience" in checkpoint.state:
             run.patience.load_state(checkpoint.state["patience"])
         longer = run.patience.ended and not run.patience.over
-        shown: dict[str, Any] = {} if recipe.epochs is None and not longer else {"steps": recipe.steps}
+        shown: JsonObject = {} if recipe.epochs is None and not longer else {"steps": recipe.steps}
         if not run.start:
             main = learners[recipe.algorithm.main_role]
             facts, decision = main.facts.shown(), read(folder)

@@ -37,8 +37,8 @@ class Report:
     pass_at: dict[int, float] = field(default_factory=dict)  # unbiased pass@k
     majority_at: dict[int, float] = field(default_factory=dict)  # maj@k, of task sets whose answers can be equal
     consensus_at: dict[int, float] = field(default_factory=dict)  # cons@k: the majority also has the share of votes
-    per_task: list[float] = field(default_factory=list)  # share of right answers, in the tasks' order
-    episodes: list[tuple[Task, Episode]] = field(default_factory=list)
+    per_task: list[float] = field(default_factory=list, repr=False)  # share of right answers, in the tasks' order
+    episodes: list[tuple[Task, Episode]] = field(default_factory=list, repr=False)
     sets: "dict[str, Report]" = field(default_factory=dict)  # of environments of a blend, and of additional sets
 
     @classmethod
@@ -73,6 +73,13 @@ class Report:
                 report.majority_at[k] = fmean(majority_at_k(*task, k) for task in by_task)
                 report.consensus_at[k] = fmean(majority_at_k(*task, k, share) for task in by_task)
         return report
+
+    @property
+    def by_sign(self) -> bool:
+        """Return whether the accuracy is only the share of rewards above 0: some answers have no score ``correct``, and
+        a reward other than 0 and 1."""
+        episodes = (episode for _, episode in self.episodes)
+        return any("correct" not in episode.scores and episode.reward not in (0, 1) for episode in episodes)
 
     def compare(self, other: "Report") -> dict[str, float]:
         """Return the accuracy minus that of ``other`` on the same tasks, its 95% interval (bootstrap over tasks) and,

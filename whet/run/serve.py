@@ -1,8 +1,9 @@
 """A trained model behind an endpoint, for people and programs to talk to."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -29,7 +30,7 @@ _REPLY = 1024  # the most tokens of a reply if the call sets no limit
 class ServedModel:
     """Answers each call separately, with the sampling that the call asks for, by default at temperature 1."""
 
-    def __init__(self, generator: Engine[Any], renderer: Renderer, context: int, seed: int) -> None:
+    def __init__(self, generator: Engine[object], renderer: Renderer, context: int, seed: int) -> None:
         self.generator, self.renderer, self.longest, self.seed = generator, renderer, context, seed
         self.calls = 0
 
@@ -58,7 +59,7 @@ def _drawn_ids() -> Iterator[str]:
 def _sampling(question: Question, context: int) -> Sampling:
     asked = question.sampling
     named = ("temperature", "top_p", "top_k", "min_p", "thinking")
-    given = {name: value for name in named if (value := getattr(asked, name)) is not None}
+    given = {name: value for name, value in asdict(asked).items() if name in named and value is not None}
     if given.get("top_k") == -1:
         given["top_k"] = 0  # vLLM's way to say: all
     limits = {"max_prompt_tokens": context - 1, "max_episode_tokens": context}

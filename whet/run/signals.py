@@ -1,5 +1,6 @@
 """Handling of SIGTERM and SIGHUP, which clusters send before they take a machine away, and of the end of a Slurm job's
-time: the run finishes its step, saves, and ends. A second signal ends it at once."""
+time: the run gives up an evaluation that it is in, finishes its step, saves, and ends. A second signal, or one before
+the first step, ends it at once."""
 
 import asyncio
 import logging
@@ -8,11 +9,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Any, TypeVar
 
 from whet.base.errors import WhetError
 from whet.processes.sentinel import report_signals
@@ -20,6 +22,8 @@ from whet.processes.sentinel import report_signals
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+T = TypeVar("T")
 
 
 class Stopped(WhetError):
@@ -41,6 +45,28 @@ class StopRequest:
     begun: bool = False  # there are steps to save
     at_once: bool = False  # it is not worth a save
     cancel: Callable[[], object] = lambda: None  # ends the run at once; may be called from any thread
+    _optional: asyncio.Task[Any] | None = None  # work in progress that is given up when the run is asked to end
+
+    def ask(self, by: signal.Signals, why: str) -> None:
+        """Ask the run to end. May be called from any thread."""
+        self.by, self.why = by, why
+        if (task := self._optional) is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of ``work``; None, and give it up, if the run is asked to end before."""
+        self._optional = asyncio.create_task(work)
+        try:
+            if self.by is not None:
+                self._optional.cancel()
+            return await self._optional
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.by is None or (task is not None and task.cancelling()):
+                raise
+            return None
+        finally:
+            self._optional = None
 
     def cancels_this_task(self) -> None:
         """Have ``cancel`` cancel the calling task."""
@@ -52,7 +78,7 @@ class StopRequest:
     def interrupt(self) -> bool:
         """End the run after its step. Return False if it ends at once: on a second request or before the first step."""
         if self.by is None and self.begun:
-            self.by, self.why = signal.SIGINT, "interrupted"
+            self.ask(signal.SIGINT, "interrupted")
             return True
         self.at_once = True  # for a run that is about to begin
         self.cancel()
@@ -88,21 +114,29 @@ def stop_signals(before: float | None = None, request: StopRequest | None = None
     if threading.current_thread() is not threading.main_thread():
         handlers = {}
 
-    def asked(by: signal.Signals, why: str, other: str = "another one") -> None:
-        request.by, request.why = by, why
+    def asked(by: signal.Signals, why: str) -> None:
         reports.close()
         for number in handlers:
             loop.remove_signal_handler(number)
-        log.warning("%s: the run saves after this step and ends; %s ends it at once", why, other)
+        log.warning("%s: the run saves after this step and ends; the next signal ends it at once", why)
+        request.ask(by, why)
+
+    def came(number: signal.Signals) -> None:
+        if request.begun:
+            asked(number, f"{number.name} came")
+            return
+        log.warning("%s came: the run ends at once, because it has no new step to save", number.name)
+        loop.remove_signal_handler(number)
+        os.kill(os.getpid(), number)
 
     for number in handlers:
-        loop.add_signal_handler(number, asked, number, f"{number.name} came")
+        loop.add_signal_handler(number, came, number)
     reports = ExitStack()
     reports.enter_context(report_signals(*handlers))
     timer, end = None, None if before is None else end_of_job()
     if before is not None and end is not None:
         why = f"the job's time is over in less than {before:.0f} s"
-        timer = loop.call_later(max(0.0, end - before - time.time()), asked, signal.SIGTERM, why, "a signal")
+        timer = loop.call_later(max(0.0, end - before - time.time()), asked, signal.SIGTERM, why)
     elif before is not None:
         log.warning("checkpoints.before refers to the end of a Slurm job, and this process is not part of one")
     try:

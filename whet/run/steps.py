@@ -24,9 +24,8 @@ from whet.data.source import Source
 from whet.learner.base import Learner, Scorer
 from whet.learner.state import FACTS
 from whet.metrics import Metrics
-from whet.metrics.clock import Clock, Pace
+from whet.metrics.clock import Clock, Pace, write_played
 from whet.metrics.sinks import OpenSinks
-from whet.metrics.timeline import write_played
 from whet.processes.compute import compute
 from whet.run.feed import Feed
 from whet.run.folder import Place
@@ -118,7 +117,7 @@ class Run:
         async with self.phase("publish"):
             await self.policy.publish(self.start)
         if self.start == 0:
-            self.patience.measure(0, await self._evaluate(0))
+            self.patience.measure(0, await self._evaluate(0) or {})
         self.sinks.finish_step(self.start)
         PROGRESS.where = self._step(self.start + 1)
         self.restarts.begun = self.stop.begun = True
@@ -133,7 +132,7 @@ class Run:
         """Return the batch of a step with all columns that its losses read: log-probs, values, advantages."""
         crash_point("step.generated")
         batch = await compute(self.policy.batch, groups)
-        async with self.phase("score"):
+        with PROGRESS.within(_ACTIVITIES["score"]), self.clock.phase("score"):
             self.metrics.merge(await self.recipe.algorithm.prepare(batch, groups, self.scorers))
         return batch
 
@@ -166,9 +165,10 @@ class Run:
         await compute(self.feed.record, self.folder, step, groups, batch)
         crash_point("step.logged")
         steps, every = self.recipe.steps, self.recipe.evaluation.every
-        stopping = self.stop.by if step < steps else None
-        measured = step == steps or (every and step % every == 0 and not stopping)  # there may be no time left
+        measured = step == steps or (every and step % every == 0 and self.stop.by is None)  # there may be no time left
         measures = await self._evaluate(step) if measured else {}
+        stopping = self.stop.by if step < steps or measures is None else None
+        measures = measures or {}
         metric = measures.get(self.recipe.checkpoints.best_metric)
         is_best = step < steps and self.patience.measure(step, measures)
         if stopping or is_best or self.patience.over or self.recipe.checkpoints.due(step, steps):
@@ -188,10 +188,13 @@ class Run:
         PROGRESS.where = self._step(step + 1)
         crash_point("step.done")
         if stopping:
-            text = f"step {step} of {steps} is saved. Resume with: whet resume {shlex.quote(str(self.folder))}"
+            folder = shlex.quote(str(self.folder))
+            text = f"step {step} of {steps} is saved. Resume with: whet resume {folder}"
+            if step == steps:
+                text = f"step {step} of {steps} is saved, without its evaluation. Evaluate with: whet eval {folder}"
             raise Stopped(stopping, self.stop.why, text)
 
-    async def _call_on_step(self, on_step: OnStep, step: int, values: dict[str, Any]) -> None:
+    async def _call_on_step(self, on_step: OnStep, step: int, values: dict[str, object]) -> None:
         """Call the user's function. Its exception, with a note, ends the run."""
         try:
             await called(on_step, step, values)
@@ -209,7 +212,9 @@ class Run:
         else:
             await self._save(step, None, state, metric)
 
-    async def _save(self, step: int, copied: asyncio.Event | None, state: dict[str, Any], metric: float | None) -> None:
+    async def _save(
+        self, step: int, copied: asyncio.Event | None, state: dict[str, object], metric: float | None
+    ) -> None:
         await self.store.save(step, partial(self._write, copied), state, metric)
         if self.mirror is not None and not await self.mirror.copy(self.folder, step, self.store.steps()):
             self.metrics.sum("checkpoint/mirror_failed", 1)
@@ -233,7 +238,7 @@ class Run:
                     "folder must be one that all nodes see"
                 )
 
-    def _log(self, step: int, batch: Batch) -> tuple[dict[str, Any], dict[str, float]]:
+    def _log(self, step: int, batch: Batch) -> tuple[dict[str, object], dict[str, float]]:
         """Write the metrics of the step. Return them, and its seconds by phase so far."""
         tally, timing = self.source.tally()
         values: dict[str, Any] = tally.merge(self.metrics).result()
@@ -250,11 +255,16 @@ class Run:
         self.feed.check(step, values)
         return values, lap
 
-    async def _evaluate(self, step: int) -> dict[str, float]:
+    async def _evaluate(self, step: int) -> dict[str, float] | None:
+        """Return what was measured; None if a signal came, which may leave no time for sampling."""
         if not self.recipe.evaluation.enabled:
             return {}
         async with self.phase("evaluate"):
-            values = await self.feed.evaluate(self.scorers)
+            evaluation = self.feed.evaluate(self.scorers)
+            values = await (self.stop.unless_asked(evaluation) if self.feed.sampler is not None else evaluation)
+        if values is None:
+            log.warning("the evaluation after step %d is given up", step)
+            return None
         if not values:
             return {}
         self.sinks.write(step, values, kind="evaluation")

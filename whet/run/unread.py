@@ -55,9 +55,9 @@ def idle(recipe: "Recipe") -> Iterator[tuple[str, str]]:
     for is_read, keys, when in conditions:
         section, _, names = keys.partition(".")
         for name in () if is_read else names.split():
-            config: Config = getattr(recipe, section)
-            field = type(config).model_fields.get(name)
-            if field is not None and getattr(config, name) != field.default:
+            config = recipe.value_of(section)
+            assert isinstance(config, Config)
+            if name in type(config).model_fields and config.changed([name]):
                 yield f"{section}.{name}", when
     if recipe.algorithm.estimator is not None:
         for name, when in recipe.algorithm.estimator.idle():
@@ -69,7 +69,8 @@ def unread_by_rows(recipe: "Recipe") -> Iterator[str]:
     if isinstance(recipe.algorithm, OnlineAlgorithm):
         return
     for name in (*_SAMPLING, "evaluation"):
-        section, field = getattr(recipe, name), type(recipe).model_fields[name]
+        section, field = recipe.value_of(name), type(recipe).model_fields[name]
+        assert isinstance(section, Config)
         components = [part for part in field.metadata if isinstance(part, Component)]
         if any(component.name_of(type(section)) != field.default for component in components):
             yield name

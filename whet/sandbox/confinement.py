@@ -12,8 +12,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from whet.sandbox.linux import NO_NEW_PRIVILEGES, SECCOMP, call
-from whet.sandbox.namespaces import PROGRAM_USER
+from whet.sandbox.namespaces import NO_NEW_PRIVILEGES, PROGRAM_USER, SECCOMP, call
 
 HIGH_FILE = 64  # first file descriptor that is used by no program
 
@@ -42,8 +41,10 @@ _DENIED = """
     sched_setscheduler 144 119, sched_setaffinity 203 122, sched_setattr 314 274, migrate_pages 256 238,
     move_pages 279 239, mbind 237 235, set_mempolicy 238 237, seccomp 317 277, iopl 172 -, ioperm 173 -,
     modify_ldt 154 -, uselib 134 -, lookup_dcookie 212 18, flock 73 32, inotify_init 253 -, inotify_init1 294 26,
-    setsockopt 54 208, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7
+    setsockopt 54 208
 """
+# These fail as on a file system without extended attributes, so that `sed -i` and `cp -a` do without them.
+_UNSUPPORTED = "setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7"
 _NEW = 424
 # The column above and the architecture; the numbers of clone, socket and prlimit.
 _MACHINES = {"x86_64": (0, 0xC000003E, 56, 41, 302), "aarch64": (1, 0xC00000B7, 220, 198, 261)}
@@ -51,21 +52,26 @@ _THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000  # flags of clone
 _STARTS = ("fork", "vfork", "execve", "execveat")  # system calls that start processes and programs
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # operations of the filter, in classic BPF
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x50000
-_EPERM, _ENOSYS = 1, 38
+_EPERM, _ENOSYS, _EOPNOTSUPP = 1, 38, 95
 
 
 class Confinement:
     """Landlock rules and a seccomp filter: created once, applied by each process that runs a program."""
 
     def __init__(
-        self, readable: Sequence[str], writable: Sequence[str], change_user: bool, processes: bool = False
+        self,
+        readable: Sequence[str],
+        writable: Sequence[str],
+        change_user: bool,
+        processes: bool = False,
+        loopback: bool = False,
     ) -> None:
         """``change_user``: ``apply`` switches to ``PROGRAM_USER``. ``processes``: processes and programs may be
-        started, also the programs in these folders, and all folders can be listed. Raises ``OSError`` if the kernel
-        lacks Landlock."""
+        started, also the programs in these folders, and all folders can be listed. ``loopback``: TCP and UDP may be
+        used, in a network namespace that has nothing else. Raises ``OSError`` if the kernel lacks Landlock."""
         rights = [(readable, _READ | _EXECUTE * processes), (["/"] * processes, _LIST)]
-        self._ruleset = _ruleset(rights, writable)
-        self._filter, self._change_user = _filter(processes), change_user
+        self._ruleset = _ruleset(rights, writable, loopback)
+        self._filter, self._change_user = _filter(processes, loopback), change_user
 
     def apply(self) -> None:
         """Confine this process. Raises ``OSError`` if the kernel refuses any part: then no program may run."""
@@ -89,10 +95,10 @@ def limit(**limits: int) -> None:
             resource.setrlimit(kind, (value, value + (name == "cpu")))
 
 
-def _ruleset(granted_rights: Sequence[tuple[Sequence[str], int]], writable: Sequence[str]) -> int:
+def _ruleset(granted_rights: Sequence[tuple[Sequence[str], int]], writable: Sequence[str], loopback: bool) -> int:
     version = call("syscall", _CREATE_RULESET, None, 0, 1)
     everything = _ALL | sum(right for since, right in _SINCE.items() if version >= since)
-    network, scoped = 0b11 * (version >= 4), 0b11 * (version >= 6)  # TCP; abstract sockets and signals
+    network, scoped = 0b11 * (version >= 4 and not loopback), 0b11 * (version >= 6)  # TCP; abstract sockets and signals
     handled = struct.pack("QQQ", everything, network, scoped)
     ruleset = call("syscall", _CREATE_RULESET, handled, 24 if version >= 6 else 16 if version >= 4 else 8, 0)
     for paths, rights in (*granted_rights, (writable, everything)):
@@ -106,18 +112,25 @@ def _ruleset(granted_rights: Sequence[tuple[Sequence[str], int]], writable: Sequ
     return high
 
 
-def _filter(processes: bool) -> bytes:
-    """Return the seccomp filter. ``processes``: they may be started, but not in new namespaces. Raises ``OSError`` on
+def _filter(processes: bool, loopback: bool) -> bytes:
+    """Return the seccomp filter. ``processes``: they may be started, but not in new namespaces. ``loopback``: sockets
+    of TCP and UDP (IPv4) may be made and set up. Raises ``OSError`` on
     architectures whose system calls are not listed above."""
     if (machine := platform.machine()) not in _MACHINES:
         raise OSError(f"the sandbox does not support the system calls of {machine}, only x86_64 and aarch64")
     column, architecture, clone, socket_, prlimit = _MACHINES[machine]
     code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     code += [(_AT_LEAST, 0, 1, _NEW), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
-    for name, *numbers in map(str.split, _DENIED.split(",")):
-        if (number := numbers[column]) != "-" and not (processes and name in _STARTS):
-            code += [(_EQUAL, 0, 1, int(number)), (_RETURN, 0, 0, _ERROR | _EPERM)]
+    for calls, error in ((_DENIED, _EPERM), (_UNSUPPORTED, _EOPNOTSUPP)):
+        for name, *numbers in map(str.split, calls.split(",")):
+            allowed = (processes and name in _STARTS) or (loopback and name == "setsockopt")
+            if (number := numbers[column]) != "-" and not allowed:
+                code += [(_EQUAL, 0, 1, int(number)), (_RETURN, 0, 0, _ERROR | error)]
     denied = _ERROR | _EPERM
+    if loopback:  # allow IPv4 with a protocol up to UDP; what is not allowed here meets the rule for sockets below
+        code += [(_EQUAL, 0, 6, socket_), (_LOAD, 0, 0, 16), (_EQUAL, 0, 3, socket.AF_INET)]  # its first argument
+        code += [(_LOAD, 0, 0, 32), (_AT_LEAST, 1, 0, socket.IPPROTO_UDP + 1), (_RETURN, 0, 0, _ALLOW)]  # its third
+        code += [(_LOAD, 0, 0, 0)]
     cloning = (_NEW_NAMESPACES, denied, _ALLOW) if processes else (_THREAD, _ALLOW, denied)
     family, process = (socket.AF_UNIX, _ALLOW, denied), (0, _ALLOW, denied)
     for special, test, (value, then, otherwise) in (

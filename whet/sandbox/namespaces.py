@@ -5,6 +5,7 @@ A process of root is root inside as well, until it is confined; programs run as 
 on processes does not apply to root. If only bubblewrap may create namespaces, ``bubblewrap_command`` is used instead.
 """
 
+import ctypes
 import os
 import shutil
 import struct
@@ -14,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whet.processes.child import kill_on_parent_exit, mark_as_server
-from whet.sandbox.linux import call
 
 PROGRAM_USER = 1  # the user id of programs, if the namespace has two users
 _NOBODY = 65534
@@ -167,3 +167,18 @@ def _set_mount_attributes(path: bytes, attributes: int, recursive: int) -> None:
         struct.pack("QQQQ", attributes, 0, 0, 0),
         32,
     )
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+NO_NEW_PRIVILEGES, SECCOMP = 38, 22  # options of prctl
+
+
+def call(name: str, *arguments: int | bytes | None) -> int:
+    """Call a C function; return its result. Raises ``OSError`` with its name if it fails."""
+    wide = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    result = int(getattr(_libc, name)(*wide))
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result

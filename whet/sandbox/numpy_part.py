@@ -10,7 +10,7 @@ class ndarray:
     """A class without instances."""
 
 
-def isclose(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
+def isclose(actual: object, expected: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
     """Return whether two numbers are close, like NumPy: ``rtol`` is relative to ``expected``."""
     difference = abs(actual - expected)
     return bool(actual == expected or (math.isfinite(abs(expected)) and difference <= atol + rtol * abs(expected)))

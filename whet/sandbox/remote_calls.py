@@ -11,9 +11,7 @@ import ast
 import builtins
 import importlib
 import importlib.util
-import itertools
 import json
-import operator
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -22,6 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from whet.sandbox import numpy_part
+from whet.sandbox.remote_objects import VERBS, Remote
 from whet.sandbox.values import Node, Packer, Unpacker
 
 _ENDS_A_LOOP = ("StopIteration", "StopAsyncIteration")  # and so tests that have compared nothing yet
@@ -30,7 +29,6 @@ _ERRORS = {
     for name, kind in vars(builtins).items()
     if isinstance(kind, type) and issubclass(kind, Exception) and name not in _ENDS_A_LOOP
 }
-_FORWARDED = ("__name__", "__doc__")
 
 
 class ProgramError(Exception):
@@ -71,7 +69,7 @@ class _Endpoint(ABC):
         self._link, self._lines = link, open(link, "rb", closefd=False)  # noqa: SIM115
         self.module, self._kept = module, list[Any]()
 
-    def ask(self, verb: str, *arguments: Any) -> Any:
+    def ask(self, verb: str, *arguments: object) -> object:
         """Return the other side's reply, or raise its error."""
         packer = Packer(self._special)
         reference = packer.pack(arguments)
@@ -80,37 +78,37 @@ class _Endpoint(ABC):
             self._send(self._answer(reply))
         return self._result(reply, packer)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, object]) -> None:
         data = memoryview(json.dumps(message).encode() + b"\n")
         while data:
             data = data[os.write(self._link, data) :]
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, object]:
         message: dict[str, Any] = json.loads(self._lines.readline())
         return message
 
-    def _result(self, reply: dict[str, Any], packer: Packer) -> Any:
+    def _result(self, reply: dict[str, Any], packer: Packer) -> object:
         if "error" in reply:
             raise ProgramError(reply["error"])
         return Unpacker(reply["nodes"], self._find).get(reply["value"])
 
     @abstractmethod
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: dict[str, object]) -> dict[str, object]:
         """Return the reply to a request of the other side."""
 
     @abstractmethod
-    def _special(self, value: Any) -> Node:
+    def _special(self, value: object) -> Node:
         """Return the node for a value that is not plain data."""
 
     @abstractmethod
-    def _find(self, kind: str, content: Any) -> Any:
+    def _find(self, kind: str, content: object) -> object:
         """Return the object of a node that is not plain data."""
 
-    def _keep(self, value: Any) -> int:
+    def _keep(self, value: object) -> int:
         self._kept.append(value)
         return len(self._kept) - 1
 
-    def _empty_instance(self, name: str) -> Any:
+    def _empty_instance(self, name: str) -> object:
         """Return an instance of the class ``name``, without attributes."""
         kind = getattr(self.module, name, None)
         if not isinstance(kind, type) or kind.__module__ != self.module.__name__:
@@ -124,7 +122,7 @@ class _Callback:
     def __init__(self, end: _Endpoint, number: int) -> None:
         self._end, self.number = end, number
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> object:
         return self._end.ask("call", self, arguments, named)
 
 
@@ -137,7 +135,7 @@ class _Program(_Endpoint):
         while line := self._lines.readline():
             self._send(self._answer(json.loads(line)))
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: dict[str, Any]) -> dict[str, object]:
         nodes, packer = request["nodes"], Packer(self._special)
         try:
             unpacker = Unpacker(nodes, self._find)
@@ -157,7 +155,7 @@ class _Program(_Endpoint):
             except BaseException:
                 return {"error": names, "value": "", "nodes": []}
 
-    def _do(self, verb: str, *arguments: Any) -> Any:
+    def _do(self, verb: str, *arguments: Any) -> object:
         if verb == "share":
             self._shared = arguments[0]
             return None
@@ -166,9 +164,9 @@ class _Program(_Endpoint):
             if not hasattr(module, name) and hasattr(module, "Solution"):
                 return getattr(module.Solution(), name)  # a method of the class that LeetCode uses
             return getattr(module, name)
-        return _VERBS[verb](*arguments)
+        return VERBS[verb](*arguments)
 
-    def _special(self, value: Any) -> Node:
+    def _special(self, value: object) -> Node:
         if isinstance(value, _Callback):
             return "callback", value.number
         if isinstance(value, Coroutine):
@@ -180,7 +178,7 @@ class _Program(_Endpoint):
             return _instance_node(value)
         return "object", self._keep(value)
 
-    def _find(self, kind: str, content: Any) -> Any:
+    def _find(self, kind: str, content: Any) -> object:
         if kind == "instance":
             return self._empty_instance(content[0])
         if kind == "callback":
@@ -197,13 +195,13 @@ class _Tests(_Endpoint):
         parsed = ast.walk(ast.parse(source))
         self.ask("share", [node.name for node in parsed if isinstance(node, ast.ClassDef)])
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, object]:
         try:
             return super()._receive()
         except Exception as error:
             _abort(error)
 
-    def _result(self, reply: dict[str, Any], packer: Packer) -> Any:
+    def _result(self, reply: dict[str, Any], packer: Packer) -> object:
         try:
             value = Unpacker(reply["nodes"], self._find).get(reply["value"])
             if "changed" in reply:
@@ -218,7 +216,7 @@ class _Tests(_Endpoint):
             raise self._error(names, value if isinstance(value, list) else [])
         return value
 
-    def _error(self, names: list[str], arguments: list[Any]) -> Exception:
+    def _error(self, names: list[str], arguments: list[object]) -> Exception:
         classes = {**_ERRORS, **self._errors}
         kind = next((classes[name] for name in names if name in classes), ProgramError)
         if kind is ProgramError or set(names) & set(_ENDS_A_LOOP):
@@ -228,7 +226,7 @@ class _Tests(_Endpoint):
         except TypeError:
             return ProgramError(names[0], *arguments)
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: dict[str, Any]) -> dict[str, object]:
         try:
             function, arguments, named = Unpacker(request["nodes"], self._find).get(request["value"])
         except Exception as error:
@@ -239,7 +237,7 @@ class _Tests(_Endpoint):
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"[:500]}
 
-    def _special(self, value: Any) -> Node:
+    def _special(self, value: object) -> Node:
         if isinstance(value, Remote):
             return "object", value.__dict__["_number"]
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", ".")
@@ -251,7 +249,7 @@ class _Tests(_Endpoint):
             return "callback", self._keep(value)
         raise TypeError(f"tests can't pass a {type(value).__name__} to a program")
 
-    def _find(self, kind: str, content: Any) -> Any:
+    def _find(self, kind: str, content: Any) -> object:
         if kind == "instance":
             return self._empty_instance(content[0])
         if kind == "callback":
@@ -265,7 +263,7 @@ class _Tests(_Endpoint):
             return Remote(self, content)
         raise ValueError(kind)
 
-    async def _awaited(self, number: int) -> Any:
+    async def _awaited(self, number: int) -> object:
         return self.ask("await", Remote(self, number))
 
 
@@ -275,7 +273,7 @@ def _abort(error: Exception) -> NoReturn:
     os._exit(1)
 
 
-def _instance_node(value: Any) -> Node:
+def _instance_node(value: object) -> Node:
     """Return the node of an object: the name of its class, and its attributes."""
     attributes = dict(getattr(value, "__dict__", {}))
     slots = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
@@ -286,72 +284,3 @@ def _instance_node(value: Any) -> Node:
 def _read(file: int) -> bytes:
     with open(file, "rb", closefd=False) as stream:
         return stream.read()
-
-
-class Remote:
-    """An object of the program, in the tests' process. It equals only itself: operations run in the program, but never
-    comparisons."""
-
-    def __init__(self, end: _Endpoint, number: int) -> None:
-        self.__dict__.update(_end=end, _number=number)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._end.ask("call", self, arguments, named)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in _FORWARDED:
-            raise AttributeError(name)
-        return self._end.ask("get", self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._end.ask("set", self, name, value)
-
-    def __next__(self) -> Any:
-        for value in self._end.ask("next", self):
-            return value
-        raise StopIteration
-
-    def __instancecheck__(self, value: Any) -> bool:
-        return isinstance(value, Remote) and bool(self._end.ask("isinstance", value, self))
-
-
-_VERBS: dict[str, Callable[..., Any]] = {
-    "call": lambda function, arguments, named: function(*arguments, **named),
-    "get": getattr,
-    "set": setattr,
-    "await": lambda coroutine: importlib.import_module("asyncio").run(coroutine),  # slow to import, rarely needed
-    "next": lambda value: list(itertools.islice(value, 1)),
-    "isinstance": isinstance,
-}
-_WITH_ANY = {
-    "len": len, "str": str, "repr": repr, "bool": bool, "int": int, "float": float, "abs": abs, "neg": operator.neg,
-    "iter": lambda value: iter(list(itertools.islice(value, 100_000))), "getitem": operator.getitem,
-    "setitem": operator.setitem, "delitem": operator.delitem,
-}  # fmt: skip
-_WITH_REMOTE = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and_",
-    "or_",
-    "xor",
-)  # both operands are the program's
-
-
-def _forward(verb: str, both: bool) -> Callable[..., Any]:
-    def method(self: Remote, *arguments: Any) -> Any:
-        if both and not isinstance(arguments[0], Remote):
-            return NotImplemented
-        return self._end.ask(verb, self, *arguments)
-
-    return method
-
-
-for _verb, _function in {**_WITH_ANY, **{name: getattr(operator, name) for name in _WITH_REMOTE}}.items():
-    _VERBS[_verb] = _function
-    setattr(Remote, f"__{_verb.strip('_')}__", _forward(_verb, _verb in _WITH_REMOTE))

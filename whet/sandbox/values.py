@@ -56,14 +56,14 @@ class Packer:
         for value in first:
             self._place(value)
 
-    def pack(self, value: Any) -> Any:
+    def pack(self, value: object) -> object:
         """Return the value or a reference to its node, after creating the nodes that it needs."""
         reference = self._reference(value)
         while len(self.nodes) < len(self.objects):
             self.nodes.append([*self._node(self.objects[len(self.nodes)])])
         return reference
 
-    def _reference(self, value: Any) -> Any:
+    def _reference(self, value: object) -> object:
         if value is None or isinstance(value, bool | str | float):
             return value
         if isinstance(value, int) and -_SMALL_INT < value < _SMALL_INT:
@@ -71,18 +71,18 @@ class Packer:
         place = self._places.get(id(value))
         return [self._place(value) if place is None else place]
 
-    def _place(self, value: Any) -> int:
+    def _place(self, value: object) -> int:
         self._places[id(value)] = len(self.objects)
         self.objects.append(value)
         return len(self.objects) - 1
 
-    def _all(self, values: Any) -> list[Any]:
+    def _all(self, values: Any) -> list[object]:
         return [self._reference(value) for value in values]
 
-    def _pairs(self, values: dict[Any, Any]) -> list[Any]:
+    def _pairs(self, values: dict[object, object]) -> list[object]:
         return [[self._reference(key), self._reference(value)] for key, value in values.items()]
 
-    def _node(self, value: Any) -> Node:
+    def _node(self, value: object) -> Node:
         if isinstance(value, int):
             return "int", hex(value)
         if isinstance(value, defaultdict):
@@ -169,7 +169,7 @@ class Unpacker:
             for key, item in pairs:
                 value[key] = item
 
-    def _build(self, kind: str, content: Any) -> Any:
+    def _build(self, kind: str, content: Any) -> object:
         if kind == "int":
             return int(content, 16)
         if kind in ("tuple", "frozenset"):

@@ -14,15 +14,18 @@ import tarfile
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import FileIO
 from tempfile import TemporaryFile
 
 from pydantic import Field
 
 from whet.base.errors import ConfigError, WhetError
 from whet.shells.archives import plain
+from whet.shells.container_link import FOLDER, NO_RELAY, RELAYED, STARTED, listening
 from whet.shells.engine import LABEL, Engine, EngineProblem, error_text, owner
+from whet.shells.links import Link
 from whet.shells.output import Output
 from whet.shells.places import FILE_PROBLEM, LOGS, TESTS, WORK, Ending
 from whet.shells.runtime import Ended, FileProblem, Runtime, RuntimeFailure, RuntimeKind
@@ -31,8 +34,10 @@ _USER = "10001:10001"
 _START_S = 120.0  # seconds in which a container starts
 _FILES_S = 60.0  # seconds for reading and writing, and for process 1 to kill the others
 _CLIENT_S = 30.0  # seconds in which a command of the engine ends, once its output has
-_STARTED = b"whet-started"
+_STARTED = STARTED.encode()
+# Podman begins a folder in memory with the image's files, which belong to root: the work folder is emptied first.
 _CONTROL = """
+shopt -s dotglob nullglob; rm -rf -- "$0"/*
 while IFS= read -r word; do
   while kill -9 -1 2>/dev/null; do :; done
   killed=0
@@ -45,14 +50,14 @@ done
 # The word is the proof that the engine started bash: what a command writes goes to standard output. In the end every
 # process of the user is killed, because the engine waits for all that hold the output.
 _RUN = f"""
-printf {_STARTED.decode()} >&2
+printf {STARTED} >&2
 bash -c "$1" < /dev/null 2>&1
 status=$?
 kill -9 -1 2>/dev/null
 exit $status
 """
 _FILE = f"""
-printf {_STARTED.decode()} >&2
+printf {STARTED} >&2
 problem() {{ echo "$1" >&2; exit {FILE_PROBLEM}; }}
 """
 _READ = _FILE + '[[ -e $1 ]] || problem "$1: No such file"; [[ -f $1 ]] || problem "$1: not a regular file"; '
@@ -67,8 +72,8 @@ _PROBE = "for program in cat head tar mkdir dirname; do type -P $program >/dev/n
 class Container(RuntimeKind):
     """A container of an image that is on this machine; see ``docs/shells.md``."""
 
-    image: str
-    """The image. It needs bash, coreutils and GNU tar."""
+    image: str | None = None
+    """The image. It needs bash, coreutils and GNU tar. None: the image of each task, for task folders."""
     command: str = "docker"
     """The engine's command line: docker, podman, or a path."""
     options: tuple[str, ...] = Field(default=())
@@ -82,6 +87,8 @@ class Container(RuntimeKind):
             raise ConfigError(
                 f"runtime.command: containers can't be started ({problem}). Install and start Docker or Podman"
             ) from None
+        if self.image is None:
+            raise ConfigError("runtime.image: name an image; only task folders (data.type=task_folders) have images")
         try:
             engine.ask("image", "inspect", "--format", "{{.Id}}", self.image)
         except EngineProblem as problem:
@@ -99,46 +106,49 @@ class Container(RuntimeKind):
         if missing:
             raise ConfigError(f"runtime.image: {self.image} lacks the programs {', '.join(missing)}")
 
-    def open(self, work: str = WORK) -> "ContainerRuntime":
-        return ContainerRuntime(self, work)
+    def open(self, work: str = WORK, link: Link | None = None) -> "ContainerRuntime":
+        return ContainerRuntime(self, work, link)
 
 
 class ContainerRuntime(Runtime):
     """The owner's side of one container."""
 
-    def __init__(self, settings: Container, work: str = WORK) -> None:
-        self.limits, self.work = settings.limits, work
+    def __init__(self, settings: Container, work: str = WORK, link: Link | None = None) -> None:
+        self.limits, self.work, self._linked = settings.limits, work, link is not None
         self._engine, self._name = Engine(settings.command), f"whet-{uuid.uuid4().hex}"
         self._errors = TemporaryFile()  # noqa: SIM115 - it is closed with this object
         folders = [part for path in (work, "/tmp", TESTS, LOGS) for part in ("--tmpfs", self._mounted(path))]
         memory = f"{self.limits.memory_mib + self.limits.disk_mib}m"  # files in memory count, too
-        reader, self._words = os.pipe()
+        unlink, volumes = (lambda: None), list[str]()
+        if link is not None:
+            unlink, place = listening(link)
+            volumes = ["--volume", f"{place}:{FOLDER}:ro"]
+        reader, writer = os.pipe()
+        self._words = open(writer, "wb", buffering=0)  # noqa: SIM115 - closed at the end of the container
         try:
             self._process = self._engine.start(
                 [
                     *("run", "--interactive", "--rm", "--pull=never", "--name", self._name),
-                    *("--label", f"{LABEL}={owner()}", "--network=none", "--read-only", *folders),
+                    *("--label", f"{LABEL}={owner()}", "--network=none", "--read-only", *folders, *volumes),
                     *("--user=0:0", "--cap-drop=ALL", "--cap-add=KILL", "--security-opt=no-new-privileges"),
                     *("--memory", memory, "--memory-swap", memory, f"--pids-limit={self.limits.processes + 2}"),
-                    *(
-                        "--ulimit=core=0:0",
-                        "--ulimit=nofile=1024:1024",
-                        *settings.options,
-                        "--entrypoint=bash",
-                        settings.image,
-                        "-c",
-                        _CONTROL,
-                    ),
+                    *("--ulimit=core=0:0", "--ulimit=nofile=1024:1024", *settings.options),
+                    *("--entrypoint=bash", settings.image or "none", "-c", _CONTROL, work),
                 ],
                 reader,
                 self._errors.fileno(),
             )
+        except BaseException:
+            unlink()
+            raise
         finally:
             os.close(reader)
-        self._end = weakref.finalize(self, _end, self._engine, self._name, self._process, self._words)
+        self._end = weakref.finalize(self, _end, self._engine, self._name, self._process, self._words, unlink)
         self._killed_for_memory = 0
         try:
             self._end_commands(_START_S)
+            if self._linked and self.run("true").status == NO_RELAY:
+                raise RuntimeFailure("the image has no python3, which carries the connections of a link")
         except BaseException:
             self.close()
             raise
@@ -146,7 +156,8 @@ class ContainerRuntime(Runtime):
     def run(self, command: str, seconds: float | None = None, folder: str = "") -> Ended:
         seconds = self.limits.deadline_s if seconds is None else seconds
         keep = self.limits.output_bytes
-        status, output, _ = self._exec(_RUN, (command,), b"", seconds, Output(keep, cut_middle=True), folder)
+        script = RELAYED + _RUN if self._linked else _RUN
+        status, output, _ = self._exec(script, (command,), b"", seconds, Output(keep, cut_middle=True), folder)
         ending: Ending = "time" if status is None else "exit"
         if self._end_commands(_FILES_S):
             ending = "memory"
@@ -217,7 +228,7 @@ class ContainerRuntime(Runtime):
         answers = self._process.stdout
         assert answers is not None
         try:
-            os.write(self._words, word + b"\n")
+            self._words.write(word + b"\n")
             while not reply.endswith(b"\n"):
                 if not select.select([answers], [], [], max(0.0, until - time.monotonic()))[0]:
                     raise RuntimeFailure(f"the container of an episode gave no answer within {seconds:g} s")
@@ -272,10 +283,13 @@ def _signalled(status: int | None) -> int:
     return 128 - status if 128 < status < 193 else status
 
 
-def _end(engine: Engine, name: str, process: subprocess.Popen[bytes], words: int) -> None:
+def _end(
+    engine: Engine, name: str, process: subprocess.Popen[bytes], words: FileIO, unlink: Callable[[], None]
+) -> None:
     """End a container: process 1 reads the end of its input. Kill it where that takes too long."""
+    unlink()
     with suppress(OSError):
-        os.close(words)
+        words.close()
     try:
         process.wait(5.0)
     except subprocess.TimeoutExpired:

@@ -7,12 +7,15 @@ At the end of a request it kills every other process of the namespace and waits 
 that a command can have written, so links in the work folder lead nowhere that a command can't reach.
 """
 
+import fcntl
 import io
 import json
 import os
 import select
 import signal
+import socket
 import stat
+import struct
 import tarfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,23 +28,28 @@ from whet.sandbox.confinement import Confinement
 from whet.sandbox.forks import confined_fork
 from whet.sandbox.namespaces import enter_namespaces
 from whet.shells.archives import carried
+from whet.shells.links import LINK_PORT
 from whet.shells.output import Output
 from whet.shells.places import ENVIRONMENT, FILE_PROBLEM, LOGS, TESTS, Ending
 
 _WATCH_S = 0.1  # seconds between two looks at the memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_SET_FLAGS, _UP = 0x8914, 1  # of a network interface; netdevice(7)
 
 
 def make() -> Answer:
     """Return the function that answers requests: a line of JSON, ``[name, arguments]``, then bytes."""
     inside: list[_Inside] = []
 
-    def answer(request: bytearray) -> bytes:
+    def answer(request: bytearray, *files: int) -> bytes:
         line, _, content = bytes(request).partition(b"\n")
         name, arguments = json.loads(line)
         try:
             if name == "enter":
                 inside.append(_Inside(**arguments))
+                return b'[0, "exit"]\n'
+            if name == "listen":
+                _hand_over_listener(files[0])
                 return b'[0, "exit"]\n'
             status, ending, output = inside[0].job(name, content, **arguments)
         except Exception as error:
@@ -55,11 +63,19 @@ class _Inside:
     """The state of process 1."""
 
     def __init__(
-        self, readable: Sequence[str], hidden: Sequence[str], work: str, disk: int, memory: int, processes: int
+        self,
+        readable: Sequence[str],
+        hidden: Sequence[str],
+        work: str,
+        disk: int,
+        memory: int,
+        processes: int,
+        linked: bool,
     ) -> None:
         folders = ("/tmp", work, TESTS, LOGS)
         two_users = enter_namespaces(readable, hidden, disk, folders, shell=True)
-        self.confinement = Confinement([*readable, "/dev", "/proc"], [*folders, "/dev/null"], two_users, processes=True)
+        places = [*readable, "/dev", "/proc"], [*folders, "/dev/null"]
+        self.confinement = Confinement(*places, two_users, processes=True, loopback=linked)
         self.memory, self.work = memory, work
         self.bounds = {"as": memory, "fsize": disk, "core": 0, "nofile": 256, "nproc": processes}
 
@@ -112,6 +128,17 @@ class _Inside:
                     looked = time.monotonic()
         finally:
             os.close(waiting)
+
+
+def _hand_over_listener(receiver: int) -> None:
+    """Start the network interface of loopback, the only one inside, and hand a socket that listens on it to the owner,
+    through another socket."""
+    with socket.socket() as listener, socket.socket(fileno=receiver) as sent:
+        fcntl.ioctl(listener, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", LINK_PORT))
+        listener.listen()
+        socket.send_fds(sent, [b"x"], [listener.fileno()])
 
 
 def _end_all(process: int) -> int:

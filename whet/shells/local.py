@@ -5,7 +5,9 @@ All files lie in the namespaces, and the kernel ends these with their first proc
 """
 
 import json
+import socket
 import weakref
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from typing import Any
 from whet.base.errors import ConfigError, WhetError
 from whet.processes.child import Child
 from whet.sandbox.namespaces import package_folders, system_paths
-from whet.shells.places import FILE_PROBLEM, WORK, Ending
+from whet.shells.links import Link, accepting
+from whet.shells.places import FILE_PROBLEM, LOGS, TESTS, WORK, Ending
 from whet.shells.runtime import Ended, FileProblem, Runtime, RuntimeFailure, RuntimeKind
 
 _ALONE = ("env", "-i", "LANG=C.UTF-8", "PYTHONHASHSEED=0")  # without the run's variables, such as keys
@@ -35,12 +38,18 @@ class Local(RuntimeKind):
     """Namespaces of this machine; see ``docs/shells.md``."""
 
     readable: tuple[str, ...] = ()
-    """Folders that commands may read, in addition to the system's programs; not in /tmp."""
+    """Folders that commands may read, in addition to the system's programs; not in /tmp, /work, /tests or /logs, which
+    are folders of the runtime itself."""
 
     def check(self) -> None:
         for path in self.readable:
-            if not Path(path).is_dir() or f"{Path(path).absolute()}/".startswith("/tmp/"):
-                raise ConfigError(f"readable: {path} is not a folder outside of /tmp")
+            place = Path(path).absolute()
+            inside = any(place.is_relative_to(folder) for folder in ("/tmp", WORK, TESTS, LOGS))
+            if inside or not place.is_dir():
+                raise ConfigError(
+                    f"readable: {path} is not a folder outside of /tmp, {WORK}, {TESTS} and {LOGS}, which a runtime "
+                    "has itself"
+                )
         if problem := _problem():
             raise ConfigError(
                 f"the runtime local can't isolate commands here ({problem}). It needs Linux 5.13 or later with "
@@ -49,17 +58,18 @@ class Local(RuntimeKind):
                 "systempaths=unconfined)"
             )
 
-    def open(self, work: str = WORK) -> "LocalRuntime":
-        return LocalRuntime(self, work)
+    def open(self, work: str = WORK, link: Link | None = None) -> "LocalRuntime":
+        return LocalRuntime(self, work, link)
 
 
 class LocalRuntime(Runtime):
     """The owner's side: requests to process 1 of the namespaces."""
 
-    def __init__(self, settings: Local, work: str = WORK) -> None:
+    def __init__(self, settings: Local, work: str = WORK, link: Link | None = None) -> None:
         self.limits = settings.limits
         self._child = Child("whet.shells.inside:make", under=_ALONE)
-        self._end = weakref.finalize(self, self._child.kill)  # also where a cancelled episode never used it
+        self._ends = [self._child.kill]
+        self._end = weakref.finalize(self, _call_all, self._ends)  # also where a cancelled episode never used it
         folders = [str(Path(path).absolute()) for path in settings.readable]
         try:
             self._ask(
@@ -70,7 +80,10 @@ class LocalRuntime(Runtime):
                 disk=self.limits.disk_mib << 20,
                 memory=self.limits.memory_mib << 20,
                 processes=self.limits.processes,
+                linked=link is not None,
             )
+            if link is not None:
+                self._ends.append(accepting(self._listener(), link))
         except BaseException:
             self.close()
             raise
@@ -108,11 +121,21 @@ class LocalRuntime(Runtime):
             raise FileProblem(f"the file could not be read or written ({ending}, status {status})")
         return output
 
-    def _ask(self, name: str, content: bytes = b"", **arguments: Any) -> tuple[int, Ending, bytes]:
+    def _listener(self) -> socket.socket:
+        """Return the socket that listens inside, which process 1 makes and hands over."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._ask("listen", files=[theirs.fileno()])
+            return socket.socket(fileno=socket.recv_fds(ours, 1, 1)[1][0])
+
+    def _ask(
+        self, name: str, content: bytes = b"", files: Sequence[int] = (), **arguments: Any
+    ) -> tuple[int, Ending, bytes]:
         """Have process 1 answer a request. Return an exit status, an ending and an output."""
         request = json.dumps([name, arguments]).encode() + b"\n" + content
         try:
-            reply = bytes(self._child.exchange(request, arguments.get("seconds", _FILES_S) + _EXTRA_S))
+            reply = bytes(self._child.exchange(request, arguments.get("seconds", _FILES_S) + _EXTRA_S, files))
         except WhetError as error:
             raise RuntimeFailure(f"the shell of an episode failed: {error}") from None
         line, _, output = reply.partition(b"\n")
@@ -120,6 +143,11 @@ class LocalRuntime(Runtime):
         if status is None:
             raise RuntimeFailure(f"the shell of an episode failed: {ending}")
         return status, ending, output
+
+
+def _call_all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 @cache

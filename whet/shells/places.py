@@ -1,4 +1,4 @@
-"""The folders and variables inside every runtime; no heavy imports."""
+"""The built-in runtimes by their names in a recipe, and the folders and variables inside each; no heavy imports."""
 
 from typing import Literal
 
@@ -12,3 +12,10 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "USER"
 FILE_PROBLEM = 99  # the exit status of reading and writing where a file can't be read or written
 
 Ending = Literal["exit", "time", "memory"]
+
+
+RUNTIMES = {
+    "container": "whet.shells.container:Container",
+    "local": "whet.shells.local:Local",
+    "remote": "whet.shells.remote:Remote",
+}

@@ -2,6 +2,7 @@
 
     run                                       server
      ├── a connection for each runtime ──▶    a thread: POST /open, /run, /write, /read, /snapshot, /restore
+     ├── further ones for its link     ──▶    POST /link (``remote_link.py``)
      └── closes it, or ends            ──▶    closes the runtime
 
 A runtime lives exactly as long as the connection that opened it, so nothing of a run that was killed, or of a machine
@@ -13,14 +14,19 @@ import json
 import os
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
 from whet.base.errors import ConfigError, WhetError
+from whet.base.strict_json import JsonObject
+from whet.shells.links import Link, end_connection
 from whet.shells.places import FILE_PROBLEM, WORK, Ending
+from whet.shells.remote_link import Tunnel
 from whet.shells.runtime import Ended, FileProblem, Runtime, RuntimeFailure, RuntimeKind
 
 _CONNECT_S = 15.0  # seconds for a connection
@@ -35,7 +41,7 @@ Action = Literal["open", "run", "write", "read", "snapshot", "restore"]
 class Message:
     """The body of a request or an answer: a line of JSON, then bytes."""
 
-    fields: dict[str, Any]
+    fields: JsonObject
     content: bytes = b""
 
     def packed(self) -> bytes:
@@ -92,19 +98,23 @@ class Remote(RuntimeKind):
         finally:
             runtime.close()
 
-    def open(self, work: str = WORK) -> "RemoteRuntime":
-        return RemoteRuntime(self, work)
+    def open(self, work: str = WORK, link: Link | None = None) -> "RemoteRuntime":
+        return RemoteRuntime(self, work, link)
 
 
 class RemoteRuntime(Runtime):
     """The run's side of one runtime."""
 
-    def __init__(self, settings: Remote, work: str = WORK) -> None:
+    def __init__(self, settings: Remote, work: str = WORK, link: Link | None = None) -> None:
         self.limits, self._url = settings.limits, settings.url
         self._headers = {"Authorization": f"Bearer {settings.token}"}
         self._connection = _connected(settings)
+        self._tunnel: Tunnel | None = None
         try:
-            self._ask("open", Message({"work": work, "limits": self.limits.model_dump()}), ROOM_S)
+            opening = Message({"work": work, "limits": self.limits.model_dump(), "linked": link is not None})
+            key = self._ask("open", opening, ROOM_S).fields.get("key")
+            if link is not None:
+                self._tunnel = Tunnel(partial(_ask_for_link, settings, self._headers, str(key)), link)
         except BaseException:
             self.close()
             raise
@@ -129,6 +139,10 @@ class RemoteRuntime(Runtime):
         self._ask("restore", Message({}, archive))
 
     def close(self) -> None:
+        if self._tunnel is not None:
+            self._tunnel.close()
+        if self._connection.sock is not None:
+            end_connection(self._connection.sock)  # wakes a thread that waits for an answer
         self._connection.close()
 
     def _ask(self, action: Action, message: Message, seconds: float = 0.0) -> Message:
@@ -150,6 +164,13 @@ class RemoteRuntime(Runtime):
             raise FileProblem(problem)
         self.close()
         raise RuntimeFailure(f"the server {self._url} refuses {action} (HTTP {response.status}): {problem}")
+
+
+def _ask_for_link(settings: Remote, headers: Mapping[str, str], key: str) -> socket.socket:
+    """Return a new connection that waits for one from inside a runtime."""
+    connection = _connected(settings)
+    connection.request("POST", "/link", Message({"key": key}).packed(), headers)
+    return connection.sock
 
 
 def _connected(settings: Remote) -> http.client.HTTPConnection:

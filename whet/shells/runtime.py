@@ -6,7 +6,8 @@ and never which runtime it has.
     remote            one of these on another machine (``remote.py``, ``serving.py``)
 
 Every command ends with all of its processes: what a task reads afterwards can't change while it reads. What remains is
-the files in its folders.
+the files in its folders. A runtime has no network, apart from a link to one place where its owner opens it with one
+(``links.py``).
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from pydantic import Field
 
 from whet.base.errors import CallError
 from whet.config import Config
+from whet.shells.links import Link
 from whet.shells.places import WORK, Ending
 
 
@@ -94,6 +96,6 @@ class RuntimeKind(Config, ABC):
         """Raise ``ConfigError`` if this machine can't open such a runtime, with what to install."""
 
     @abstractmethod
-    def open(self, work: str = WORK) -> Runtime:
-        """Return a new runtime with empty folders; ``work`` is the path of its work folder. Raises
-        ``RuntimeFailure``."""
+    def open(self, work: str = WORK, link: Link | None = None) -> Runtime:
+        """Return a new runtime with empty folders; ``work`` is the path of its work folder. ``link``: what a connection
+        to ``LINK_PORT`` of loopback inside leads to; None: nothing. Raises ``RuntimeFailure``."""

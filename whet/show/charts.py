@@ -5,11 +5,11 @@ same after 100 steps and after 100,000.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from whet.base.strict_json import JsonObject
 from whet.show.facts import Measured
 from whet.show.history import Floats, History
 from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, scores
@@ -39,7 +39,7 @@ def chosen(history: History) -> tuple[list[Entry], list[str]]:
     return entries + scores(ends), [f"{entry.label} {entry.text(last(history, entry.key))}" for entry in silent]
 
 
-def charts(history: History, within: Range = _EVERYTHING, most: int = MOST) -> dict[str, Any]:
+def charts(history: History, within: Range = _EVERYTHING, most: int = MOST) -> Mapping[str, object]:
     """Return all charts of a run as values of JSON, for the steps of a range."""
     sets = sorted({key.split("/")[1] for line in history.evaluations for key in line if _is_of_set(key)})
     learning = [_chart(history, entry, within, most) for entry in chosen(history)[0]]
@@ -65,7 +65,7 @@ def last(history: History, key: str) -> float | None:
     return float(values[-1]) if len(values) else None
 
 
-def _chart(history: History, entry: Entry, within: Range, most: int, name: str = "") -> dict[str, Any] | None:
+def _chart(history: History, entry: Entry, within: Range, most: int, name: str = "") -> dict[str, object] | None:
     """Return the chart of a metric; ``name`` is a set of held-out tasks. None without anything to draw."""
     lines = [_line(history, entry.key, "training", within, most)]
     if name or entry.held_out == "evaluation/accuracy":
@@ -86,7 +86,7 @@ def _chart(history: History, entry: Entry, within: Range, most: int, name: str =
     }  # fmt: skip
 
 
-def _line(history: History, key: str, name: str, within: Range, most: int) -> dict[str, Any]:
+def _line(history: History, key: str, name: str, within: Range, most: int) -> JsonObject:
     steps, values = _cut(history.train.steps, history.train.column(key), within)
     finite = np.isfinite(values)
     broken = steps[np.isinf(values)].tolist()
@@ -95,7 +95,7 @@ def _line(history: History, key: str, name: str, within: Range, most: int) -> di
     return {"name": name, "x": x.tolist(), "y": _short(mean), "broken": broken[-_MOST_BROKEN:], **spread}
 
 
-def _dots(points: Sequence[tuple[float, ...]], within: Range, most: int, band: bool) -> dict[str, Any]:
+def _dots(points: Sequence[tuple[float, ...]], within: Range, most: int, band: bool) -> dict[str, object]:
     """Return the curve of an evaluation from (step, value, low, high)."""
     steps, values, lows, highs = np.array(points, dtype=float).reshape(-1, 4).T
     inside = (steps >= within[0]) & (steps <= within[1])
@@ -106,7 +106,7 @@ def _dots(points: Sequence[tuple[float, ...]], within: Range, most: int, band: b
     return {"name": "evaluation", "x": x.tolist(), "y": _short(y), "broken": [], "dots": True, **interval}
 
 
-def _phases(history: History, within: Range) -> dict[str, Any]:
+def _phases(history: History, within: Range) -> dict[str, object]:
     """Return the mean seconds per phase of neighbouring steps, and over all steps of the range the sums by phase."""
     train = history.train
     steps, whole = _cut(train.steps, train.column("time/step"), within)
@@ -120,7 +120,7 @@ def _phases(history: History, within: Range) -> dict[str, Any]:
     return {"x": x.tolist(), "layers": layers, "sums": {name: float(values.sum()) for name, values in seconds.items()}}
 
 
-def _waits(history: History, within: Range, most: int) -> dict[str, Any] | None:
+def _waits(history: History, within: Range, most: int) -> dict[str, object] | None:
     """Return the idle shares and the goodput as one chart; None with fewer than two steps."""
     lines = [_line(history, key, ENTRIES[key].label, within, most) for key in _WAITS]
     lines = [line for line in lines if len(line["x"]) > 1]

@@ -5,10 +5,11 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from whet.base.escaping import escape_controls
 from whet.base.progress import PROGRESS
+from whet.base.strict_json import JsonObject
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 from whet.metrics.sinks.jsonl import FILE, RESERVED, read_metrics
 from whet.show.facts import Measured
@@ -38,7 +39,7 @@ class ConsoleSink(SinkConfig):
     """Draw a live display instead of printing a line per step; by default, if the terminal supports it."""
     refresh_per_second: float = 2.0
 
-    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> "ConsoleWriter":
+    def open(self, folder: Path, recipe: JsonObject, resume_step: int | None = None) -> "ConsoleWriter":
         from rich.console import Console
 
         return ConsoleWriter(self, Console(), folder, recipe, resume_step)
@@ -52,7 +53,7 @@ class ConsoleWriter(Sink):
         config: ConsoleSink,
         console: "Console",
         folder: Path,
-        recipe: Mapping[str, Any],
+        recipe: JsonObject,
         resume_step: int | None = None,
     ) -> None:
         from rich.live import Live

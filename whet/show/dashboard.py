@@ -7,7 +7,6 @@ Drawing is a pure function of the metrics, the size and the time; the sink owns 
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from whet.base.escaping import escape_controls
 from whet.base.progress import PROGRESS, Progress
+from whet.base.strict_json import JsonObject
 from whet.metrics.sinks.base import Kind, Value, numbers
 from whet.show.curves import Curve, Plot
 from whet.show.facts import RunFacts
@@ -30,10 +30,10 @@ _TRAIN, _EVALUATION = "#5b9cf5", "#4fc3a1"
 class Dashboard:
     """A rich renderable that fills the terminal except for one line; at least 60 x 18."""
 
-    def __init__(self, folder: Path, recipe: Mapping[str, Any], progress: Progress = PROGRESS) -> None:
+    def __init__(self, folder: Path, recipe: JsonObject, progress: Progress = PROGRESS) -> None:
         self._folder, self._recipe, self._progress = folder, recipe, progress
         self._history: dict[str, tuple[list[float], list[float]]] = {}
-        self._last: dict[str, Any] = {}
+        self._last: JsonObject = {}
         self._split: dict[str, float] = {}
         self._broken: set[str] = set()
         self._lock = threading.Lock()  # one thread adds metrics, another draws the display

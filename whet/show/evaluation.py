@@ -1,22 +1,22 @@
 """The results of ``whet eval``: a table of measures, or of sets, and the comparison of two models."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
+from whet.base.strict_json import JsonObject
 from whet.run.scores import Report
 
 Reports = Mapping[str, Report]  # by set; the recipe's own tasks have an empty name
 
 
-def as_values(target: str, reports: Reports, against: str | None, others: Reports | None) -> dict[str, Any]:
+def as_values(target: str, reports: Reports, against: str | None, others: Reports | None) -> Mapping[str, object]:
     """Return the results as values of JSON: flat for the recipe's own tasks, by set otherwise."""
     if set(reports) == {""}:
         return _compared(reports[""], others[""] if others else None)
     sets = {name: _compared(report, others[name] if others else None) for name, report in reports.items()}
-    values: dict[str, Any] = {"target": target, "sets": sets}
+    values: JsonObject = {"target": target, "sets": sets}
     if others is not None:
         values |= {"against": against, "all": _pooled(reports).compare(_pooled(others))}
     return values

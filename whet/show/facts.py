@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from whet.base.escaping import escape_controls
+from whet.base.strict_json import JsonObject
 from whet.config import RecipeError, parse_mapping
 from whet.metrics.rollout_file import RolloutRecord
 from whet.metrics.statistics import newcombe, wilson
@@ -32,7 +33,7 @@ class RunFacts:
     sandbox: str = ""  # a warning if the sandbox is off
 
     @classmethod
-    def of(cls, folder: Path, recipe: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Self:
+    def of(cls, folder: Path, recipe: Mapping[str, object], values: JsonObject | None = None) -> Self:
         """Collect the facts. Metrics such as ``run/model`` take precedence: they report what was actually loaded."""
         reported = {k.removeprefix("run/"): v for k, v in (values or {}).items() if k.startswith("run/")}
 
@@ -67,6 +68,11 @@ class RunFacts:
         """Return the facts in one line."""
         return " · ".join(f"{text} parameters" if name == "parameters" else text for name, text in self.rows())
 
+    def without_rates(self) -> Self:
+        """Return the facts with only the first reason for the precision: how much faster it is."""
+        first, semicolon, _ = self.precision.partition(";")
+        return replace(self, precision=first + ")" * bool(semicolon))
+
     def short(self) -> str:
         """Return the facts in one line, without the reason for the precision."""
         return replace(self, precision=self.precision.partition(" (")[0]).line()
@@ -83,7 +89,7 @@ class Measured:
     high: float
 
     @classmethod
-    def of(cls, line: Mapping[str, Any], name: str = "") -> Self | None:
+    def of(cls, line: JsonObject, name: str = "") -> Self | None:
         """Read an evaluation line, for the set ``name`` or the run's tasks, with Wilson's interval if the line has
         none. Returns None without an accuracy."""
         at = f"evaluation/{name}/" if name else "evaluation/"
@@ -131,7 +137,7 @@ class Outcome:
     after: Measured | None
 
     @classmethod
-    def of(cls, lines: Sequence[Mapping[str, Any]], name: str = "") -> Self:
+    def of(cls, lines: Sequence[JsonObject], name: str = "") -> Self:
         """Read all evaluation lines, for the set ``name`` or for the run's tasks."""
         evaluations = [m for line in lines if line.get("kind") == "evaluation" and (m := Measured.of(line, name))]
         return cls(evaluations[0] if evaluations else None, evaluations[-1] if len(evaluations) > 1 else None)
@@ -153,7 +159,7 @@ class HeldOutLoss:
     n: int
 
     @classmethod
-    def of(cls, lines: Sequence[Mapping[str, Any]]) -> list[Self]:
+    def of(cls, lines: Sequence[JsonObject]) -> list[Self]:
         """Read the first loss of a run and, if there are several, the last one."""
         evaluations = [line for line in lines if line.get("evaluation/loss") is not None]
         ends = [*evaluations[:1], *evaluations[1:][-1:]]
@@ -176,7 +182,7 @@ class Summary:
     sets: dict[str, Outcome]  # per environment of a blend, and per additional set
 
     @classmethod
-    def of(cls, lines: Sequence[Mapping[str, Any]]) -> Self:
+    def of(cls, lines: Sequence[JsonObject]) -> Self:
         """Summarise the lines of a metrics file (see ``read_metrics``)."""
         train = [line for line in lines if line.get("kind", "train") == "train"]
         return cls(
@@ -224,22 +230,22 @@ def rollout_rows(record: RolloutRecord) -> tuple[Rows, Rows]:
     return head, more
 
 
-def _median(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+def _median(lines: Sequence[JsonObject], key: str) -> float | None:
     values = sorted(line[key] for line in lines if line.get(key))
     return values[len(values) // 2] if values else None
 
 
-def _largest(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
+def _largest(lines: Sequence[JsonObject], key: str) -> float | None:
     return max((line[key] for line in lines if key in line), default=None)
 
 
-def _sets(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def _sets(lines: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the names in the keys ``evaluation/NAME/accuracy``."""
     keys = dict.fromkeys(key for line in lines for key in line if key.startswith("evaluation/"))
     return [key.split("/")[1] for key in keys if key.count("/") == 2 and key.endswith("/accuracy")]
 
 
-def read_recipe(run_folder: Path) -> tuple[str, Mapping[str, Any]]:
+def read_recipe(run_folder: Path) -> tuple[str, Mapping[str, object]]:
     """Return the text of a run's recipe and its settings as plain data; empty where it is missing or damaged."""
     path = run_folder / "recipe.yaml"
     text = path.read_text("utf-8", "replace") if path.exists() else ""
@@ -249,7 +255,7 @@ def read_recipe(run_folder: Path) -> tuple[str, Mapping[str, Any]]:
         return text, {}
 
 
-def _first(recipe: Mapping[str, Any], *paths: str) -> Any:
+def _first(recipe: Mapping[str, object], *paths: str) -> object:
     """Return the value at the first dotted path that leads to a string or number."""
     for path in paths:
         here: Any = recipe

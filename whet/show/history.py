@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
+from whet.base.strict_json import JsonObject
 from whet.metrics.sinks.jsonl import FILE, RESERVED
 
 _CHUNK = 8 << 20  # bytes read at once
@@ -51,7 +52,7 @@ class Table:
         values = self._columns.get(name, array("d"))
         return np.concatenate([np.array(values), np.full(len(self) - len(values), np.nan)])
 
-    def extend(self, lines: Iterable[dict[str, Any]]) -> None:
+    def extend(self, lines: Iterable[JsonObject]) -> None:
         """Add lines. Later values of a step replace earlier ones."""
         for names, group in groupby(lines, key=tuple):  # nearly all lines have the same names: a column at a time
             same = list(group)
@@ -79,7 +80,7 @@ class Table:
             del column[row:]
             column.extend(map(_number, values))
 
-    def _set(self, line: dict[str, Any]) -> None:
+    def _set(self, line: JsonObject) -> None:
         """Write a line over the one of its step, or insert it."""
         row = bisect_left(self._steps, line["step"])
         if row == len(self._steps) or self._steps[row] != line["step"]:
@@ -96,7 +97,7 @@ class Table:
                 self._columns[name].extend(later)
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if value is None:
         return math.inf
     try:
@@ -114,8 +115,8 @@ class History:
 
     def _reset(self) -> None:
         self.train = Table()
-        self.evaluations: list[dict[str, Any]] = []  # in order, one for each step
-        self.reported: dict[str, Any] = {}  # the values named run/...
+        self.evaluations: list[JsonObject] = []  # in order, one for each step
+        self.reported: JsonObject = {}  # the values named run/...
         self.damaged: list[int] = []  # numbers of the first damaged lines
         self.damaged_lines = 0
         self._offset = self._lines = 0
@@ -148,7 +149,7 @@ class History:
             self._note_damage()
             end = len(data)
         self._offset += end
-        train: list[dict[str, Any]] = []
+        train: list[JsonObject] = []
         for text in data[:end].split(b"\n")[:-1]:
             self._lines += 1
             try:
@@ -182,7 +183,7 @@ class History:
         where = ", ".join(map(str, self.damaged)) + (" ..." if self.damaged_lines > len(self.damaged) else "")
         return [f"{self.damaged_lines} damaged lines of {self.path.name} were left out: {where}"]
 
-    def _add_evaluation(self, line: dict[str, Any]) -> None:
+    def _add_evaluation(self, line: dict[str, object]) -> None:
         finite = {name: value for name, value in line.items() if math.isfinite(_number(value))}
         line = finite | {"kind": "evaluation"}
         if self.evaluations and self.evaluations[-1]["step"] == line["step"]:

@@ -3,7 +3,6 @@ from it."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,7 +17,7 @@ _MOST_PROBLEMS = 3  # that are listed in one place
 _UNRECORDED = "[dim]lineage.json is missing: an earlier version made the run; its recipe.yaml names model and data[/]"
 
 
-def as_json(target: Record, near: Sequence[Record]) -> dict[str, Any]:
+def as_json(target: Record, near: Sequence[Record]) -> dict[str, object]:
     """Return the lineage as values of JSON."""
     return {"target": target.model_dump(), "problems": problems_of(target), "made": _made(target, near, [])}
 
@@ -90,7 +89,7 @@ def _add_made(tree: Tree, target: Record, near: Sequence[Record], above: list[Re
             _add_made(branch, record, near, [*above, record])
 
 
-def _made(target: Record, near: Sequence[Record], above: list[Record]) -> list[dict[str, Any]]:
+def _made(target: Record, near: Sequence[Record], above: list[Record]) -> list[dict[str, object]]:
     above = [*above, target]
     return [
         {"kind": each.kind, "folder": each.folder, "step": each.step, "made": _made(each, near, above)}

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from whet.base.strict_json import JsonObject
+
 Style = Literal["number", "percent", "count"]
 
 
@@ -88,13 +90,13 @@ def drawn(values: Mapping[str, Sequence[float]]) -> list[Entry]:
     return [entry for entry in CATALOG if entry.plotted and has(entry)]
 
 
-def environments(values: Mapping[str, Any]) -> list[Entry]:
+def environments(values: Mapping[str, object]) -> list[Entry]:
     """Return an entry for the reward of each environment of a blend in ``values``."""
     names = [key.split("/")[1] for key in values if key.startswith("env/") and key.endswith("/reward")]
     return [Entry(f"env/{name}/reward", name, name[:9]) for name in names]
 
 
-def scores(lines: Iterable[Mapping[str, Any]]) -> list[Entry]:
+def scores(lines: Iterable[JsonObject]) -> list[Entry]:
     """Return an entry for each named score of the environment whose values differ, without the scores that the catalog
     shows as reward and accuracy."""
     values: dict[str, set[Any]] = {}
@@ -120,7 +122,7 @@ PHASES = {
 }
 
 
-def phases(line: Mapping[str, Any]) -> dict[str, float]:
+def phases(line: JsonObject) -> dict[str, float]:
     """Return the seconds per phase of one train line; they sum to ``time/step``. Phases without time are omitted."""
     measured = {name: float(line.get(f"time/{name}") or 0.0) for name in PHASES if name != "other"}
     rest = float(line.get("time/step") or 0.0) - sum(measured.values())
@@ -163,17 +165,6 @@ def axis_label(value: float, spread: float, style: Style = "number") -> str:
         return show(value, style)
     digits = max(0, 1 - math.floor(math.log10(spread)))
     return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no minus before a zero
-
-
-def seconds_label(value: float, spread: float) -> str:
-    """Format a time just precisely enough to distinguish the labels of an axis with this spread.
-
-    >>> seconds_label(0.05, 0.2), seconds_label(20, 60), seconds_label(90, 200)
-    ('0.05 s', '20 s', '1m 30s')
-    """
-    if value >= 59.95:
-        return duration(value)
-    return f"{value:.{min(6, max(0, 1 - math.floor(math.log10(spread))))}f} s"
 
 
 def duration(seconds: float | None) -> str:

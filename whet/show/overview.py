@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from whet.base.errors import DataError
+from whet.base.strict_json import JsonObject
 from whet.checkpoint.lock import is_locked
 from whet.lineage.record import read_record
 from whet.show.alarms import State, alarms
@@ -43,10 +44,11 @@ class Overview:
         steps, planned = history.train.steps, self.facts(history).steps
         return "finished" if planned is not None and len(steps) and steps[-1] >= planned else "stopped"
 
-    def as_json(self, history: History, state: State | None = None, now: float = 0.0) -> dict[str, Any]:
+    def as_json(self, history: History, state: State | None = None, now: float = 0.0) -> JsonObject:
         """Return everything except charts and rollouts. ``state``: None for a page that does not follow the run, which
         has no alarms."""
         facts, summary = self.facts(history), summary_of(history)
+        rows = facts.without_rates().rows() + _more_facts(self.folder, self.settings, history)
         return {
             "name": facts.name,
             "folder": self.folder.resolve().name,
@@ -54,7 +56,7 @@ class Overview:
             "state": state,
             "step": summary.steps,
             "steps": facts.steps,
-            "rows": facts.rows() + _more_facts(self.folder, self.settings, history) + summary.rows(facts.steps),
+            "rows": rows + summary.rows(facts.steps),
             "outcome": _outcome(history, summary),
             "alarms": [] if state is None else alarms(history, state, facts.steps, now),
             "warnings": _warnings(history) + [("metrics.jsonl", notice) for notice in history.notices()],
@@ -78,7 +80,7 @@ def summary_of(history: History) -> Summary:
     )
 
 
-def _more_facts(folder: Path, settings: Mapping[str, Any], history: History) -> list[tuple[str, str]]:
+def _more_facts(folder: Path, settings: Mapping[str, object], history: History) -> list[tuple[str, str]]:
     """Return what is needed to make the run again."""
     rows = [(name, str(settings[name])) for name in ("seed",) if settings.get(name) is not None]
     named = (("learning rate", "lr"), ("entropy", "entropy/approximate"))
@@ -94,7 +96,7 @@ def _more_facts(folder: Path, settings: Mapping[str, Any], history: History) -> 
     return rows
 
 
-def _outcome(history: History, summary: Summary) -> dict[str, Any]:
+def _outcome(history: History, summary: Summary) -> dict[str, object]:
     """Return the headline of a run (label, first and last value) with the table below it."""
     whole, rows = summary.whole, "rows" if summary.losses else "tasks"
     if whole.before:
@@ -137,7 +139,7 @@ def _warnings(history: History) -> list[tuple[str, str]]:
     return warnings
 
 
-def _sets(summary: Summary) -> list[list[Any]]:
+def _sets(summary: Summary) -> list[list[object]]:
     """Return the table of the environments of a blend and of additional held-out sets; empty without any."""
     if not summary.sets:
         return []

@@ -17,7 +17,7 @@ _SCRIPTS = ("elements.js", "charts.js", "rollouts.js", "page.js")
 _MARKUP = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
-def page(data: dict[str, Any] | None, title: str) -> str:
+def page(data: dict[str, object] | None, title: str) -> str:
     """Return the page. ``data``: ``{"runs": [...]}`` of a report; None for a page that asks its server."""
     style = (_ASSETS / "page.css").read_text("utf-8")
     script = '"use strict";\n' + "\n".join((_ASSETS / name).read_text("utf-8") for name in _SCRIPTS)
@@ -40,7 +40,7 @@ def encode(value: Any) -> str:
     return json.dumps(_escaped(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _escaped(value: Any) -> Any:
+def _escaped(value: object) -> object:
     if isinstance(value, str):
         return escape_controls(value)
     if isinstance(value, dict):

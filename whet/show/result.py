@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import ConfigError
+from whet.base.strict_json import JsonObject
 from whet.config import load
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.run.recipe import Recipe
 from whet.tasks.base import TaskSet
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from whet.run.evaluate import Report
     from whet.run.signals import StopRequest
 
@@ -30,12 +33,12 @@ class Result(os.PathLike[str]):
         return load(Recipe, self.folder / "recipe.yaml").value
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[JsonObject]:
         """The metrics of each step, in order; docs/metrics.md explains their names."""
         return self._lines("train")
 
     @property
-    def evaluations(self) -> list[dict[str, Any]]:
+    def evaluations(self) -> list[dict[str, object]]:
         """The results of each evaluation, in order; step 0 is before training."""
         return self._lines("evaluation")
 
@@ -53,7 +56,7 @@ class Result(os.PathLike[str]):
             raise ConfigError("table() needs pandas: pip install pandas; without it, use .metrics") from None
         return pandas.DataFrame(self.metrics).set_index("step")
 
-    def model(self) -> Any:
+    def model(self) -> "PreTrainedModel":
         """Return the model of the best checkpoint, or of the newest if none was evaluated, as a ``PreTrainedModel`` in
         float32. Raises ``CheckpointError`` if there is no checkpoint."""
         from whet.checkpoint.policy import load_policy
@@ -62,7 +65,7 @@ class Result(os.PathLike[str]):
         recipe = self.recipe
         return load_policy(CheckpointStore(self.folder / "checkpoints", recipe.checkpoints).load(), recipe.model)
 
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
         """Return the tokenizer of the model."""
         from whet.models.loading import load_tokenizer
 
@@ -94,7 +97,7 @@ class Result(os.PathLike[str]):
         with Heartbeat(f"evaluating {self.folder}"):
             return without_loop(lambda stop: run_computing(measured(stop)))
 
-    def _lines(self, kind: str) -> list[dict[str, Any]]:
+    def _lines(self, kind: str) -> list[dict[str, object]]:
         lines = read_metrics(self.folder / FILE)
         return [line for line in lines if line["kind"] == kind and (line["step"] or kind != "train")]
 

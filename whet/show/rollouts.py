@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from whet.base.strict_json import JsonObject
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
 from whet.show.facts import rollout_rows
 from whet.show.transcript import Part, task_data, transcript
@@ -46,7 +47,7 @@ def episode(record: RolloutRecord) -> str:
     return f"{record.step}/{record.uid}/{record.task}/{record.sample}"
 
 
-def head(record: RolloutRecord) -> dict[str, Any]:
+def head(record: RolloutRecord) -> JsonObject:
     """Return a rollout's line in a list."""
     answer = record.answer or next((m["content"] for m in reversed(record.messages) if m["role"] == "assistant"), "")
     return {
@@ -63,7 +64,7 @@ def head(record: RolloutRecord) -> dict[str, Any]:
     }
 
 
-def card(record: RolloutRecord) -> dict[str, Any]:
+def card(record: RolloutRecord) -> JsonObject:
     """Return a whole rollout: its parts with the tokens of replies, the task's data and the scores."""
     return head(record) | {
         "parts": [_part(record, part) for part in transcript(record)],
@@ -73,9 +74,9 @@ def card(record: RolloutRecord) -> dict[str, Any]:
     }
 
 
-def cards(records: Sequence[RolloutRecord], size_of: Any) -> list[dict[str, Any]]:
+def cards(records: Sequence[RolloutRecord], size_of: Any) -> list[dict[str, object]]:
     """Return the cards up to ``MOST_BYTES`` in total, as ``size_of`` measures them."""
-    made: list[dict[str, Any]] = []
+    made: list[JsonObject] = []
     size = 0
     for record in records:
         whole = card(record)
@@ -86,10 +87,10 @@ def cards(records: Sequence[RolloutRecord], size_of: Any) -> list[dict[str, Any]
     return made
 
 
-def _part(record: RolloutRecord, part: Part) -> dict[str, Any]:
+def _part(record: RolloutRecord, part: Part) -> dict[str, object]:
     asked = part.label in ("prompt", "user") and not part.folded
     most = MOST_QUESTION if asked else MOST_CHARACTERS
-    shown: dict[str, Any] = {"label": part.label, "facts": part.facts, "folded": part.folded, "images": part.images}
+    shown: JsonObject = {"label": part.label, "facts": part.facts, "folded": part.folded, "images": part.images}
     if part.tokens is None:
         return shown | {"text": part.text[:most], "cut": max(0, len(part.text) - most)}
     tokens = list(_tokens(record, part.tokens))

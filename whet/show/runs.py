@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.escaping import escape_controls
+from whet.base.strict_json import JsonObject
 from whet.checkpoint.lock import is_locked
 from whet.config.tree import dotted, from_plain
 from whet.launch.job import FOLDER, RECORD, Record
@@ -40,7 +41,7 @@ class RunState:
     state: str  # running, finished, stopped, or damaged
     facts: RunFacts
     summary: Summary
-    settings: dict[str, Any]  # dotted key -> value
+    settings: JsonObject  # dotted key -> value
     last: Mapping[str, Any]  # metrics of the last step
 
     @classmethod
@@ -60,7 +61,7 @@ class RunState:
         state = "running" if is_locked(folder) else "finished" if done else "stopped"
         return cls(folder, state, facts, summary, settings, train[-1] if train else {})
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the state as values of JSON."""
         whole = self.summary.whole
         return {
@@ -72,23 +73,29 @@ class RunState:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Return the folders of runs in a folder, the oldest first. Raises ``ConfigError`` if there is no such folder."""
+    """Return the folders of runs in a folder, and of the stages of pipelines in it, the oldest first. Raises
+    ``ConfigError`` if there is no such folder."""
     if not root.is_dir():
         raise ConfigError(f"there is no folder {root}; name the folder that holds the runs")
     files = {file.parents[2]: file for file in root.glob(f"*/{FOLDER}/*/{RECORD}")}
     files |= {file.parent: file for file in root.glob("*/recipe.yaml")}
+    stages = {file.parent: file for file in root.glob("*/*/recipe.yaml")}
+    files |= {stage: file for stage, file in stages.items() if stage.parent not in files}
     return sorted(files, key=lambda run: (files[run].stat().st_mtime, str(run)))
 
 
-def list_runs(root: Path) -> list[dict[str, Any]]:
+def list_runs(root: Path) -> list[dict[str, object]]:
     """Return the runs and launched jobs of a folder as values of JSON."""
     folders = find_runs(root)
     jobs = newest(folders)
     rows = []
     for folder in folders:
-        run: dict[str, Any] = (
-            RunState.of(folder).as_json() if (folder / "recipe.yaml").is_file() else {"folder": str(folder)}
-        )
+        run: JsonObject = {"folder": str(folder)}
+        if (folder / "recipe.yaml").is_file():
+            try:
+                run = RunState.of(folder).as_json()
+            except WhetError as error:
+                run |= {"state": "damaged", "problem": str(error)}
         if folder in jobs:
             record, job = jobs[folder]
             run["state"] = _state(run.get("state"), job)
@@ -111,16 +118,16 @@ def print_runs(root: Path, console: Console | None = None) -> None:
         console.print(f"no runs in {root}")
         return
     jobs = newest(folders)
-    table = Table("run", "state", "step", "algorithm", "model", "task", "held out")
+    table = Table(Column("run", overflow="fold"), "state", "step", "algorithm", "model", "task", "held out")
     for folder in (folder for folder in folders if (folder / "recipe.yaml").is_file()):
         try:
             run = RunState.of(folder)
         except WhetError as error:
-            table.add_row(escape_controls(folder.name), f"damaged: {escape_controls(str(error))}")
+            table.add_row(_name(folder, root), f"damaged: {escape_controls(str(error))}")
             continue
         steps = f"{run.summary.steps} of {run.facts.steps}" if run.facts.steps else str(run.summary.steps)
         facts, state = run.facts, _state(run.state, jobs[folder][1]) if folder in jobs else run.state
-        table.add_row(folder.name, state, steps, facts.algorithm, facts.model, facts.task, _measured(run))
+        table.add_row(_name(folder, root), state, steps, facts.algorithm, facts.model, facts.task, _measured(run))
     if table.row_count:
         console.print(table)
     if jobs:
@@ -128,6 +135,10 @@ def print_runs(root: Path, console: Console | None = None) -> None:
     for kind, why in dict.fromkeys((each.kind, job.detail) for each, job in jobs.values() if job.phase == "unknown"):
         text = f"the state of jobs of kind {kind} is unknown: {why}"
         console.print(escape_controls(text), soft_wrap=True, markup=False)
+
+
+def _name(folder: Path, root: Path) -> str:
+    return escape_controls(str(folder.relative_to(root)))
 
 
 def _jobs_table(jobs: Mapping[Path, tuple[Record, State]]) -> Table:
@@ -144,7 +155,7 @@ def _outcome(job: State) -> str:
     return f"{job.phase}{detail}{'' if job.code is None else f', exit code {job.code}'}"
 
 
-def compare(first: RunState, second: RunState) -> dict[str, Any]:
+def compare(first: RunState, second: RunState) -> JsonObject:
     """Return the differing settings, the last metrics and the final accuracies of two runs as values of JSON."""
     keys = sorted(first.settings.keys() | second.settings.keys())
     values = {key: (first.settings.get(key), second.settings.get(key)) for key in keys if key not in _ELSEWHERE}
@@ -161,7 +172,8 @@ def compare(first: RunState, second: RunState) -> dict[str, Any]:
 def print_comparison(first: RunState, second: RunState, console: Console | None = None) -> None:
     """Print two runs side by side."""
     console, comparison = console or Console(), compare(first, second)
-    table = Table("", escape_controls(first.folder.name), escape_controls(second.folder.name))
+    heads = ("", escape_controls(first.folder.name), escape_controls(second.folder.name))
+    table = Table(*(Column(head, overflow="fold") for head in heads))  # two keys may begin alike
     for key, pair in comparison["settings"].items():
         table.add_row(key, *(escape_controls(_text(value)) for value in pair))
     table.add_section()

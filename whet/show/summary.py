@@ -2,9 +2,8 @@
 folder, so it can be printed again at any time."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.base.escaping import escape_controls
+from whet.base.strict_json import JsonObject
 from whet.metrics.rollout_file import rollout_steps
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show.facts import Change, Measured, Outcome, Summary, read_recipe
@@ -32,7 +32,7 @@ def commands(run_folder: Path) -> dict[str, str]:
     return result | {"export": f"whet export {folder} --out {out}"}
 
 
-def _twice_as_long(run_folder: Path, lines: Sequence[Mapping[str, Any]]) -> str:
+def _twice_as_long(run_folder: Path, lines: Sequence[JsonObject]) -> str:
     """Return the setting that makes a run twice as long, in the unit of its recipe."""
     epochs = read_recipe(run_folder)[1].get("epochs")
     return f"epochs={2 * epochs:g}" if isinstance(epochs, int | float) else f"steps={2 * Summary.of(lines).steps}"

@@ -4,14 +4,15 @@ phases, episodes, and curves. It is written line by line, so that memory does no
 import gzip
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
 from whet.base.errors import DataError
 from whet.base.files import error_context
+from whet.base.strict_json import JsonObject
+from whet.metrics.clock import read_played
 from whet.metrics.sinks.jsonl import FILE, finished_steps
-from whet.metrics.timeline import read_played
 from whet.show.metric_catalog import phases
 
 _LOOP, _EPISODES = 1, 2  # the processes of the trace
@@ -53,7 +54,7 @@ def _events(run: Path) -> Iterator[_Event]:
         yield _slice(_EPISODES, played.lane, "episode", played.name, played.began, played.seconds, facts)
 
 
-def _step(step: int, values: Mapping[str, Any]) -> Iterator[_Event]:
+def _step(step: int, values: JsonObject) -> Iterator[_Event]:
     """Yield a step, its phases one after the other (a phase that came several times is one slice), and its curves."""
     end, seconds = values.get("time/written", 0.0), values.get("time/step")
     for name in _CURVES:

@@ -4,6 +4,7 @@ escaped; it is never interpreted as markup."""
 import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from whet.base.errors import DataError
 from whet.base.escaping import escape_controls
+from whet.base.strict_json import JsonObject
 from whet.core.types import Status
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_path, rollout_steps
 from whet.show.facts import rollout_rows
@@ -49,14 +51,7 @@ def view(
     ``sort`` puts the largest first; ``only`` filters by grade or status. ``page`` uses a pager, by default in a
     terminal. Raises DataError if nothing was recorded."""
     console = console or Console()
-    if step is None:
-        steps = rollout_steps(run)
-        if not steps:
-            raise DataError(
-                f"no rollouts in {run / 'rollouts'}: the run learns from rows, has not sampled yet or does not record "
-                f"its rollouts; its curves: whet watch {run}"
-            )
-        step = steps[-1]
+    step = last_step(run) if step is None else step
     everything = list(read_rollouts(run, step))
     chosen = select(everything, sort, only)[:n]
     head = Text.assemble(
@@ -68,6 +63,23 @@ def view(
     page = console.is_terminal if page is None else page
     with console.pager(styles=True) if page else nullcontext():
         console.print(head, *shown, sep="\n")
+
+
+def last_step(run: Path) -> int:
+    """Return the last step whose rollouts were recorded. Raises DataError if there is none."""
+    steps = rollout_steps(run)
+    if not steps:
+        raise DataError(
+            f"no rollouts in {run / 'rollouts'}: the run learns from rows, has not sampled yet or does not record "
+            f"its rollouts; its curves: whet watch {run}"
+        )
+    return steps[-1]
+
+
+def as_json(run: Path, step: int | None, n: int | None, sort: Sort, only: Only | None) -> list[JsonObject]:
+    """Return the rollouts that ``view`` shows as values of JSON, with their tokens and log-probs."""
+    records = read_rollouts(run, last_step(run) if step is None else step)
+    return [asdict(record) for record in select(records, sort, only)[:n]]
 
 
 def select(records: Iterable[RolloutRecord], sort: Sort = "order", only: Only | None = None) -> list[RolloutRecord]:

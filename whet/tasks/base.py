@@ -24,6 +24,7 @@ from numbers import Real
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, TypeVarTuple, overload, runtime_checkable
 
 from whet.base.errors import ConfigError, DataError
+from whet.base.strict_json import JsonObject
 from whet.config.entry_points import EntryPoints
 from whet.core.types import D, Group, Message, Task
 from whet.data.base import Data
@@ -45,7 +46,7 @@ class Observation:
     """The first messages for the model."""
 
     messages: list[Message]
-    tools: list[dict[str, Any]] | None = None  # JSON schemas for the chat template
+    tools: list[JsonObject] | None = None  # JSON schemas for the chat template
     role: str = ""  # the role that replies first, in an episode of several roles
 
 
@@ -103,7 +104,7 @@ class Program(Protocol):
 
 
 @overload
-async def called(call: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T: ...
+async def called(call: Callable[[*Ts], Coroutine[object, object, T]], *args: *Ts) -> T: ...
 @overload
 async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T: ...
 async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
@@ -114,9 +115,13 @@ async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
 
 def place_of(kind: type, method: str) -> str:
     """Return ``"MyTasks.grade (FILE:LINE)"`` of a method, for error messages."""
-    function = inspect.unwrap(getattr(kind, method))
-    code = getattr(function, "__code__", None)
-    return f"{kind.__name__}.{method}" + (f" ({code.co_filename}:{code.co_firstlineno})" if code else "")
+    return place_of_function(getattr(kind, method), f"{kind.__name__}.{method}")
+
+
+def place_of_function(function: Callable[..., object], name: str) -> str:
+    """Return ``"name (FILE:LINE)"`` of a function, for error messages."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return name + (f" ({code.co_filename}:{code.co_firstlineno})" if code else "")
 
 
 def finite(value: Any, what: str) -> float:
@@ -134,7 +139,7 @@ def finite(value: Any, what: str) -> float:
 _HIGHEST = 1e12  # sums and squares of larger rewards overflow the float32 of the learner
 
 
-def checked_score(name: str, value: Any, where: str) -> float:
+def checked_score(name: str, value: object, where: str) -> float:
     """Return the score, or the reward, as a float. ``where`` names its origin in errors. Raises ``DataError`` for a
     value that is not a finite number or is too large, and for a ``correct`` outside 0 to 1."""
     what = f"the reward {where}" if name == "reward" else f"the score {name} {where}"
@@ -168,6 +173,11 @@ class Environments(Generic[D]):
         sum of ``named_scores`` by their weights. Only used by the default
         ``make``. Like every method here it may be ``async``, and should be if it waits for something."""
         raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that doesn't need it")
+
+    @property
+    def graded_by(self) -> str:
+        """Return the name and place of the user's code behind ``grade``, for error messages."""
+        return place_of(type(self), "grade")
 
     @property
     def restarts(self) -> int:

@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from whet.base.errors import ConfigError, DataError
-from whet.config.nearest import did_you_mean
-from whet.fetch.cache import cache_folder, offline
-from whet.tasks.base import TaskSet
+from whet.base.strict_json import JsonObject
+from whet.config.issues import did_you_mean
+from whet.fetch.download import cache_folder, offline
+from whet.tasks.base import TASK_SETS, TaskSet
 from whet.tasks.choice.task_set import MultipleChoice
 from whet.tasks.code.task_set import Code
 from whet.tasks.instructions.task_set import InstructionFollowing
@@ -29,7 +29,7 @@ class Benchmark:
     def task_set(self) -> TaskSet:
         """Return the task set over the file or, if it is missing, over the Hub's rows."""
         local = folder() / self.file
-        settings: dict[str, Any] = {"test_size": 0}
+        settings: JsonObject = {"test_size": 0}
         if local.is_file():
             return self.make(path=str(local), **settings)
         if offline():
@@ -68,7 +68,7 @@ def benchmark(name: str) -> TaskSet:
     """Return the task set of a benchmark. Raises ``ConfigError`` for an unknown name."""
     if name not in BENCHMARKS:
         raise ConfigError(
-            f"no benchmark or task set is called {name!r}.{did_you_mean(name, BENCHMARKS)} "
-            f"Benchmarks: {', '.join(BENCHMARKS)}"
+            f"no benchmark or task set is called {name!r}.{did_you_mean(name, {*BENCHMARKS, *TASK_SETS})} "
+            f"Benchmarks: {', '.join(BENCHMARKS)}. Task sets: {', '.join(sorted(TASK_SETS))}"
         )
     return BENCHMARKS[name].task_set()

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
+from whet.base.strict_json import JsonObject
 from whet.data.row import Row, read_rows
 from whet.tasks.base import TaskSet
 from whet.tasks.cases import Case, Kind
@@ -17,7 +17,7 @@ class CaseRow(Row):
 
     name: str
     task: str
-    answer: str | list[dict[str, Any]]
+    answer: str | list[JsonObject]
     expected: float
     kind: Kind
 

@@ -5,6 +5,8 @@ standard input        the messages of the task, as JSON
 environment           OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY
 working folder        a temporary one: the files of the task, a copy of ``folder``, or empty
 standard output       the answer, unless the working folder is graded
+
+It runs on the machine, or in a runtime of shells, where a link leads to the URL and to nothing else.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ import json
 import logging
 import os
 import secrets
+import shlex
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from whet.base.errors import CallError
 from whet.base.scratch import Scratch
@@ -27,6 +31,8 @@ from whet.core.content import text_of
 from whet.core.types import Task
 from whet.processes.marked import OWNER, kill_marked
 from whet.processes.threads import run_in_thread
+from whet.shells.links import LINK_PORT
+from whet.shells.runtime import Runtime
 from whet.tasks.work_folder import unpack
 
 T = TypeVar("T")
@@ -35,6 +41,7 @@ log = logging.getLogger(__name__)
 _MARK = "WHET_EPISODE"  # the variable by which all processes of an episode are found
 _SHOWN = 2000  # bytes of each output in the error of a failed command
 _LONGEST = 2**20  # bytes of an answer
+_INSIDE = "/tmp/whet-agent"  # the names, without their ends, of what a command in a runtime is started with
 
 
 @dataclass(frozen=True)
@@ -67,15 +74,37 @@ class Command:
             await self._run(scratch, task, base_url, api_key)
             return await graded(place)
 
+    def work_inside(self, runtime: Runtime, task: Task, base_url: str, api_key: str, seconds: float) -> None:
+        """Run the command in the work folder of a runtime with a link to ``base_url``, for at most ``seconds``. Blocks.
+        Raises ``CallError`` if it fails, and ``TimeoutError``."""
+        url = urlsplit(base_url)._replace(scheme="http", netloc=f"127.0.0.1:{LINK_PORT}").geturl()
+        variables = {"HOME": "/tmp"} | _addresses(url, api_key) | dict(self.environment)  # the work folder is graded
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        start = f"exec {shlex.join(self._filled(task))} < {_INSIDE}.json"
+        runtime.write(f"{_INSIDE}.json", json.dumps(task.prompt).encode())
+        runtime.write(f"{_INSIDE}.sh", "\n".join([*exports, start]).encode("utf-8", "surrogateescape"))
+        ended = runtime.run(f". {_INSIDE}.sh", seconds)
+        limits, name = runtime.limits, self.words[0]
+        if ended.ending == "time":
+            raise TimeoutError(f"{name} took more than {seconds:g} s for {task.uid}")
+        if ended.ending == "memory":
+            raise CallError(
+                f"{name} was killed for {task.uid}: its processes used more than runtime.limits.memory_mib = "
+                f"{limits.memory_mib}"
+            )
+        if ended.status:
+            text = ended.output.decode("utf-8", "replace").strip()
+            printed = f"; its output ends: {text[-_SHOWN:]}" if text else "; it printed nothing"
+            raise CallError(f"{name} {_how(ended.status)} for {task.uid}{printed}")
+
     async def _run(self, scratch: Path, task: Task, base_url: str, api_key: str) -> str:
         """Return the standard output of the command in the folder ``work`` of ``scratch``."""
         place, mark = scratch / "work", secrets.token_hex(16)
         given, out, err = (scratch / name for name in ("messages.json", "out", "err"))
         given.write_text(json.dumps(task.prompt))
-        prompt = text_of(task.prompt[-1]["content"])
         with given.open("rb") as stdin, out.open("wb") as stdout, err.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
-                *(word.replace("{prompt}", prompt) for word in self.words),
+                *self._filled(task),
                 cwd=place,
                 env={**self._environment(base_url, api_key), _MARK: mark, OWNER: str(os.getpid())},
                 stdin=stdin,
@@ -94,16 +123,29 @@ class Command:
             await run_in_thread(partial(kill_marked, _MARK, mark), "whet-agent")
             await process.wait()
         if status:
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-            raise CallError(f"{self.words[0]} {how} for {task.uid}{_outputs(out, err)}")
+            raise CallError(f"{self.words[0]} {_how(status)} for {task.uid}{_outputs(out, err)}")
         if out.stat().st_size > _LONGEST:
             raise CallError(f"{self.words[0]} printed more than {_LONGEST:,} bytes as its answer for {task.uid}")
         return out.read_bytes().decode(errors="replace").rstrip("\n")
 
+    def _filled(self, task: Task) -> list[str]:
+        """Return the words with the prompt of the task in place."""
+        prompt = text_of(task.prompt[-1]["content"])
+        return [word.replace("{prompt}", prompt) for word in self.words]
+
     def _environment(self, base_url: str, api_key: str) -> dict[str, str]:
         rest = {name: value for name, value in os.environ.items() if name != "ANTHROPIC_AUTH_TOKEN"}  # precedes the key
-        urls = {"OPENAI_BASE_URL": base_url, "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1")}
-        return rest | urls | {"OPENAI_API_KEY": api_key, "ANTHROPIC_API_KEY": api_key} | dict(self.environment)
+        return rest | _addresses(base_url, api_key) | dict(self.environment)
+
+
+def _addresses(base_url: str, api_key: str) -> dict[str, str]:
+    """Return the variables by which clients find the model."""
+    urls = {"OPENAI_BASE_URL": base_url, "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1")}
+    return urls | {"OPENAI_API_KEY": api_key, "ANTHROPIC_API_KEY": api_key}
+
+
+def _how(status: int) -> str:
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
 
 
 def _outputs(out: Path, err: Path) -> str:

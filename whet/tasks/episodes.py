@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from whet.base.errors import DataError
 from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.tasks.base import Environment, Environments, Grade, Observation, Step, called, checked_score, place_of
+from whet.tasks.base import Environment, Environments, Grade, Observation, Step, called, checked_score
 from whet.tasks.cases import Answer
 from whet.tasks.scores import check_named, weighted_reward
 
@@ -33,7 +33,7 @@ async def graded(environments: Environments, task: Task, answer: str) -> dict[st
 
 def checked_scores(scores: Grade, task: Task, environments: Environments) -> dict[str, float]:
     """Return the scores as floats, including ``reward``. Raises ``DataError`` naming the task for invalid scores."""
-    where = f"{place_of(type(environments), 'grade')} of task {task.uid!r}"
+    where = f"{environments.graded_by} of task {task.uid!r}"
     if not isinstance(scores, Mapping):
         reward = checked_score("reward", scores, f"returned by {where}")
         return {"reward": reward, "correct": reward} if isinstance(scores, bool) else {"reward": reward}

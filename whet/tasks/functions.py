@@ -12,7 +12,7 @@ from typing import Any
 from whet.base.errors import ConfigError
 from whet.config.component import ComponentError, component_path, import_path
 from whet.core.types import Task
-from whet.tasks.base import Grade, called
+from whet.tasks.base import Grade, called, place_of_function
 from whet.tasks.prompts import PromptRow, Prompts
 from whet.tasks.splits import Split
 
@@ -43,8 +43,12 @@ class FunctionTasks(Prompts):
         return splits
 
     @staticmethod
-    def data_of(row: PromptRow) -> dict[str, Any]:
+    def data_of(row: PromptRow) -> dict[str, object]:
         return {**(row.model_extra or {}), **row.given}
+
+    @property
+    def graded_by(self) -> str:
+        return place_of_function(self._function, f"the reward function {_name(self._function)}")
 
     async def grade(self, task: Task, answer: str) -> Grade:
         positional, named = arguments(self._function, task, answer)
@@ -62,7 +66,8 @@ class FunctionTasks(Prompts):
         try:
             function = import_path(self.reward)
         except ComponentError as error:
-            raise ConfigError(f"data.reward: {error}") from None
+            hint = "; set data.reward=FILE.py:FUNCTION" if self.reward.startswith("your_") else ""
+            raise ConfigError(f"data.reward: {error}{hint}") from None
         if not callable(function):
             raise ConfigError(f"data.reward: {self.reward} is not a function")
         return function
@@ -76,12 +81,12 @@ class FunctionTasks(Prompts):
         ]
 
 
-def arguments(function: Callable[..., Any], task: Task, answer: str) -> tuple[list[Any], dict[str, Any]]:
+def arguments(function: Callable[..., object], task: Task, answer: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the positional and the named arguments of a reward function for an answer to a task. Raises
     ``ConfigError`` naming the parameter that has no value."""
     row = {"prompt": task.prompt, **task.columns}
     values = {**row, "row": row}
-    name = getattr(function, "__name__", type(function).__name__)
+    name = _name(function)
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a function in C without a signature
@@ -114,7 +119,11 @@ def arguments(function: Callable[..., Any], task: Task, answer: str) -> tuple[li
     return positional, named
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def _name(function: Callable[..., object]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def name_of(function: Callable[..., object]) -> str:
     """Return the name by which ``FunctionTasks.reward`` finds the function: its path, or, if it can't be imported, a
     name that is valid in this process only. Raises ``ConfigError`` if it can't be called."""
     if not callable(function):

@@ -103,7 +103,7 @@ class SlidingPuzzle(SeededToolTasks[Shuffled]):
 
     def draw(self, rng: random.Random) -> tuple[str, Shuffled]:
         board, moves = Board([*range(1, self.size**2), 0], self.size), list[Direction]()
-        while len(moves) < self.moves:
+        while len(moves) < self.moves or board._solved:
             direction = rng.choice(list(_STEPS))
             if not (moves and direction == _BACK[moves[-1]]) and board._from(direction) is not None:
                 board.move(direction)

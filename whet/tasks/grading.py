@@ -1,7 +1,6 @@
 """Grading in worker processes: an answer that breaks its grader earns 0, and a score names the reason."""
 
 from collections.abc import Callable
-from typing import Any
 
 from whet.processes.pool import CallCrash, CallTimeout, Pool
 from whet.tasks.scores import FORMAT, NamedScore, NamedScores
@@ -13,7 +12,7 @@ POOLED: NamedScores = FORMAT | {"grading_timeout": NamedScore(), "grading_crash"
 class GradingPool(Pool):
     """Worker processes that grade."""
 
-    async def scores(self, function: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
+    async def scores(self, function: Callable[..., dict[str, float]], *args: object) -> dict[str, float]:
         """Return the scores that ``function`` returns. An answer on which the worker hangs or dies has a reward of 0
         and the reason, ``grading_timeout`` or ``grading_crash``, as a score of 1."""
         try:

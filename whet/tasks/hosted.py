@@ -2,7 +2,7 @@
 tasks."""
 
 import pickle
-from typing import Annotated, Any
+from typing import Annotated
 
 from whet.base.errors import ConfigError
 from whet.config import Component, Config
@@ -17,7 +17,7 @@ class _Hosted(Config):
     taskset: Annotated[TaskSet, Component(TASK_SETS)]
 
 
-def hosted(settings: dict[str, Any]) -> TaskSet:
+def hosted(settings: dict[str, object]) -> TaskSet:
     """Return the task set of these settings."""
     return _Hosted.from_values({"taskset": settings}).taskset
 
@@ -38,7 +38,7 @@ def listing() -> Answer:
 class HostedEnvironments:
     """The environments in a worker process, as a ``Served``."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, object]) -> None:
         self._opened = hosted(settings).open()
         self._environments = IsolatedEnvironments(self._opened)
         self._episodes = dict[int, IsolatedEnvironment]()

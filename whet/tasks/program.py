@@ -8,19 +8,24 @@ environments, which they must not block.
 
 import asyncio
 import inspect
+import shlex
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from whet.base.errors import DataError
+from whet.base.errors import ConfigError, DataError
 from whet.base.extras import require
 from whet.config.component import import_path
 from whet.core.types import Group, Task
-from whet.processes.threads import JobThread
+from whet.processes.machine import cores
+from whet.processes.threads import JobThread, run_in_thread
+from whet.shells.links import link_to
+from whet.shells.runtime import RuntimeFailure, RuntimeKind
 from whet.tasks.base import Address, Environment, Environments, Program, Step, called, checked_score
 from whet.tasks.cases import Case
 from whet.tasks.command import Command
@@ -42,18 +47,28 @@ class AgentTasks(WrappedTaskSet):
     """Variables of a command, besides the run's own and the address of the policy."""
     folder: str | None = None
     """A folder, of which each episode of a command gets a copy to work in; None: an empty one."""
+    in_runtime: bool = False
+    """Run a command in the runtime of a task set in a shell, where it reaches the policy and nothing else; off: on this
+    machine, with the rights of the run."""
+    at_once: int | None = Field(None, ge=1)
+    """Most processes of a command at the same time; further episodes wait. None: 4 for each core."""
     deadline: float = Field(600.0, gt=0)
-    """Seconds for one episode of the program."""
+    """Seconds for one episode of the program, without the wait for others."""
 
-    @field_validator("program")
-    @classmethod
-    def _can_be_called(cls, program: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    @model_validator(mode="after")
+    def _can_be_called(self) -> Self:
+        program = self.program
         if isinstance(program, str):
             if not callable(import_path(program)):
-                raise ValueError(f"{program} is not a function")
-        elif not program or shutil.which(program[0]) is None:
-            raise ValueError(f"{program[0] if program else '[]'} is not a command that can be executed here")
-        return program
+                raise ValueError(f"program = {program} is not a function")
+        elif not program or (shutil.which(program[0]) is None and not self.in_runtime):
+            raise ValueError(f"program: {program[0] if program else '[]'} is not a command that can be executed here")
+        if self.in_runtime and not isinstance(self.taskset, TasksInShell):
+            raise ValueError(
+                f"in_runtime: {type(self.taskset).__name__} has no runtime. Leave in_runtime out, or take a task "
+                "set in a shell, such as repositories"
+            )
+        return self
 
     @model_validator(mode="after")
     def _folder_is_graded_of_a_command(self) -> Self:
@@ -66,8 +81,10 @@ class AgentTasks(WrappedTaskSet):
 
     @model_validator(mode="after")
     def _only_for_commands(self) -> Self:
-        if isinstance(self.program, str) and (self.environment or self.folder is not None):
-            raise ValueError("environment and folder are read only where program is a command (a list of words)")
+        if isinstance(self.program, str) and (self.environment or self.folder is not None or self.at_once is not None):
+            raise ValueError(
+                "environment, folder and at_once are read only where program is a command (a list of words)"
+            )
         if self.folder is not None and not Path(self.folder).is_dir():
             raise ValueError(f"folder = {self.folder} is not a folder")
         return self
@@ -85,6 +102,8 @@ class AgentTasks(WrappedTaskSet):
     @property
     def command(self) -> Command:
         """The program as a command."""
+        if self.in_runtime:
+            return Command(tuple(self.program), self.environment)
         first = Path(shutil.which(self.program[0]) or self.program[0]).absolute()
         folder = None if self.folder is None else str(Path(self.folder).absolute())
         return Command((str(first), *self.program[1:]), self.environment, folder)
@@ -99,7 +118,11 @@ class AgentTasks(WrappedTaskSet):
 
     def open(self) -> "AgentEnvironments":
         require("serve", "data.type=agent", "starlette", "uvicorn")
-        return AgentEnvironments(self)
+        environments = AgentEnvironments(self)
+        if self.in_runtime and isinstance(self.taskset, TasksInShell):
+            for kind in self.taskset.runtimes():
+                _check_inside(kind, self.title)
+        return environments
 
 
 class AgentEnvironments(Environments):
@@ -108,6 +131,8 @@ class AgentEnvironments(Environments):
     def __init__(self, tasks: AgentTasks) -> None:
         self.tasks, self.inner = tasks, tasks.taskset.open()
         self.solve = tasks.solve
+        of_a_function = isinstance(tasks.program, str)  # many wait on one thread, or on threads of little memory
+        self.places = nullcontext() if of_a_function else asyncio.Semaphore(tasks.at_once or 4 * cores())
 
     def program_for(self, task: Task) -> "AgentEpisode":
         return AgentEpisode(self, task)
@@ -134,6 +159,10 @@ class AgentEpisode(Program):
 
     async def run(self, address: Address) -> Step:
         """Return the reward and scores. Raises ``TimeoutError`` after the deadline, and the program's errors."""
+        async with self.environments.places:
+            return await self._run(address)
+
+    async def _run(self, address: Address) -> Step:
         tasks = self.environments.tasks
         limit = asyncio.timeout(tasks.deadline)
         try:
@@ -151,16 +180,25 @@ class AgentEpisode(Program):
     async def _work(self, address: Address, taskset: TasksInShell) -> Step:
         """Return the step of the files that the command leaves in its working folder."""
 
-        async def graded(place: Path) -> Step:
+        async def graded(place: Path) -> dict[str, float]:
             most = taskset.runtime.limits.disk_mib << 20
-            grade = await taskset.grade_folder(self.task, partial(pack, place, most))
-            scores = checked_scores(grade, self.task, taskset)
-            return Step(scores.pop("reward"), scores=scores)
+            return await taskset.grade_folder(self.task, partial(pack, place, most))
 
-        command, files = self.environments.tasks.command, taskset.files(self.task)
-        return await command.work(self.task, address.base_url, address.api_key, files, graded)
+        tasks, to = self.environments.tasks, (self.task, address.base_url, address.api_key)
+        if tasks.in_runtime:
+            state = await taskset.state(self.task, link_to(address.base_url))
+            try:
+                inside = partial(tasks.command.work_inside, state.runtime, *to, tasks.deadline)
+                await run_in_thread(inside, "whet-agent")
+                grade = await taskset.score(self.task, state, "")
+            finally:
+                await taskset.end(state)  # also what still runs, where the episode was ended early
+        else:
+            grade = await tasks.command.work(*to, taskset.files(self.task), graded)
+        scores = checked_scores(grade, self.task, taskset)
+        return Step(scores.pop("reward"), scores=scores)
 
-    async def _solve(self, address: Address) -> Any:
+    async def _solve(self, address: Address) -> object:
         solve, arguments = self.environments.solve, (self.task, address.base_url, address.api_key)
         if inspect.iscoroutinefunction(solve):
             return await solve(*arguments)
@@ -170,7 +208,7 @@ class AgentEpisode(Program):
         finally:
             thread.end()
 
-    async def _step(self, result: Any) -> Step:
+    async def _step(self, result: object) -> Step:
         """Return the step of the program's result: a text, the reward, or a dict of scores."""
         if isinstance(result, str):
             return await self._grade(result)
@@ -191,3 +229,20 @@ class AgentEpisode(Program):
                 f"{self.environments.tasks.title} instead"
             )
         return step
+
+
+def _check_inside(kind: RuntimeKind, program: str) -> None:
+    """Raise ``ConfigError`` if a runtime with a link can't be opened, or doesn't have the program."""
+    try:
+        runtime = kind.open(link=link_to("http://127.0.0.1"))
+        try:
+            status = runtime.run(f"command -v -- {shlex.quote(program)}").status
+        finally:
+            runtime.close()
+    except RuntimeFailure as problem:
+        raise ConfigError(f"in_runtime: the runtime can't be opened with a link to the policy: {problem}") from None
+    if status:
+        raise ConfigError(
+            f"program: the runtime {type(kind).__name__.lower()} has no command {program}. A local runtime has the "
+            "programs of the system and what is below runtime.readable, a container the programs of its image"
+        )

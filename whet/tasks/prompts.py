@@ -1,11 +1,12 @@
 """The messages of prompts, with solved examples; and a file's prompts as tasks without a grader."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from pydantic import Field
 
+from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.core.content import image_urls, words_of
 from whet.core.types import Message, Task
@@ -42,7 +43,7 @@ class PromptRow(Row):
     prompt: Asked
 
     @classmethod
-    def prepared(cls, values: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    def prepared(cls, values: JsonObject, folder: Path | None) -> JsonObject:
         fields = with_images(values if "prompt" in values else conversation(values), folder)
         if "prompt" in fields or not _is_answered(fields.get("messages")):
             return fields
@@ -50,7 +51,7 @@ class PromptRow(Row):
         return fields | {"prompt": prompt, "completion": reply.get("content")}
 
 
-def _is_answered(turns: Any) -> bool:
+def _is_answered(turns: object) -> bool:
     last = turns[-1] if isinstance(turns, list) and len(turns) > 1 else None
     return isinstance(last, dict) and last.get("role") == "assistant"
 
@@ -75,7 +76,7 @@ class Prompts(FileTasks):
         ]
 
     @staticmethod
-    def data_of(row: PromptRow) -> dict[str, Any]:
+    def data_of(row: PromptRow) -> dict[str, object]:
         """Return the ``data`` of a row's task: by default all columns but ``prompt``."""
         return dict(row.model_extra or {})
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from whet.base.errors import DataError
-from whet.config.nearest import did_you_mean
+from whet.config.issues import did_you_mean
 
 _ROUNDING = 1e-6  # of a mean or a share
 

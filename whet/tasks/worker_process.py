@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any, Protocol
 
+from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.processes.service import Service
 from whet.processes.virtual_environment import interpreter
@@ -17,7 +18,7 @@ class Link(Protocol):
     lost: str
     """Why no call can be made; empty while the process runs."""
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: object) -> Any:
         """Return the result of a method of ``HostedEnvironments``; ``ServiceLostError`` if the process ends before."""
         ...
 
@@ -29,7 +30,7 @@ class Link(Protocol):
 class WorkerProcess(Config):
     """The settings of a worker's process, all of them plain data."""
 
-    taskset: dict[str, Any]
+    taskset: JsonObject
     requirements: tuple[str, ...]
     python: str | None
     install_s: float

@@ -187,7 +187,7 @@ class Worker:
                 self._service = await self._start()
             return self._service
 
-    async def call(self, service: Link, method: str, *arguments: Any) -> Any:
+    async def call(self, service: Link, method: str, *arguments: object) -> Any:
         """Return the result of a method of ``HostedEnvironments``."""
         try:
             return await service.call(method, *arguments)
@@ -246,6 +246,6 @@ class WorkerEpisode(Environment):
             with contextlib.suppress(ServiceLostError):
                 await self._call("end")
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    async def _call(self, method: str, *arguments: object) -> Any:
         assert self._service is not None, "start comes first"
         return await self.worker.call(self._service, method, self.number, *arguments)

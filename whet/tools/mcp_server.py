@@ -17,9 +17,8 @@ from pydantic import Field, ValidationError
 
 from whet.base.extras import require
 from whet.core.content import Content, Part
-from whet.tools.images import within
 from whet.tools.source import ToolServer, ToolSource
-from whet.tools.tool import Tool, ToolError, bounded
+from whet.tools.tool import Tool, ToolError, bounded, within
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -87,12 +86,12 @@ class MCPConnection(ToolServer):
             if not isinstance(error, Exception):
                 raise
 
-    def _tool(self, client: "Client", name: str, description: str | None, parameters: dict[str, Any]) -> Tool:
+    def _tool(self, client: "Client", name: str, description: str | None, parameters: dict[str, object]) -> Tool:
         valid = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
         run, alive = partial(self._call, client, name), partial(self._alive, client)
         return Tool(valid, description or valid, parameters, run, alive=alive)
 
-    async def _call(self, client: "Client", name: str, arguments: dict[str, Any], limit: int) -> Content:
+    async def _call(self, client: "Client", name: str, arguments: dict[str, object], limit: int) -> Content:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 

@@ -1,7 +1,7 @@
 """Tools: typed Python functions, or the public methods of an object that keeps an episode's state.
 
 The JSON schema of the arguments is derived from the signature and the docstring. Arguments are validated before the
-function runs.
+function runs. Results with images, of Pillow or of MCP's servers, become parts of a message.
 """
 
 import inspect
@@ -19,9 +19,10 @@ from pydantic_core import ArgsKwargs, to_jsonable_python
 
 from whet.base.errors import ConfigError, DataError
 from whet.base.extras import extra
-from whet.core.content import Content
+from whet.base.strict_json import JsonObject
+from whet.core.content import Content, Part
+from whet.fetch.images import is_image, read_image
 from whet.processes.threads import run_in_thread
-from whet.tools.images import parts_of, within
 
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # the rule of the OpenAI API
 _JSON = json.JSONEncoder(ensure_ascii=False, default=partial(to_jsonable_python, fallback=str))
@@ -37,9 +38,9 @@ class Tool:
 
     name: str
     description: str
-    parameters: dict[str, Any]  # JSON schema of the arguments, an object
+    parameters: JsonObject  # JSON schema of the arguments, an object
     # Called with the arguments and the most characters of a result. Raises ToolError for wrong arguments.
-    run: Callable[[dict[str, Any], int], Awaitable[Content]]
+    run: Callable[[JsonObject, int], Awaitable[Content]]
     ordered: bool = False  # the tool keeps state, so the calls of one reply run one after the other
     alive: Callable[[], Awaitable[None]] | None = None  # called after a time-out; raises if the tool's server is dead
 
@@ -48,7 +49,7 @@ class Tool:
             raise ConfigError(f"the name of the tool {self.name!r} must be 1 to 64 letters, digits, _ and -; rename it")
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, object]:
         """Return the tool in the form of chat templates and the OpenAI API."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
@@ -66,7 +67,7 @@ def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
     interface = _interface(function.__func__ if bound else function, bound)  # type: ignore[attr-defined]
     name = f"tool {interface.name}"
 
-    async def run(arguments: dict[str, Any], limit: int) -> Content:
+    async def run(arguments: dict[str, object], limit: int) -> Content:
         call = partial(function, **interface.checked(arguments))
         if not inspect.iscoroutinefunction(function):
 
@@ -85,7 +86,7 @@ def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
     return Tool(interface.name, interface.description, interface.parameters, run, ordered)
 
 
-def shown(result: Any, limit: int) -> Content:
+def shown(result: object, limit: int) -> Content:
     """Return a result as the model sees it, with at most ``limit`` characters of text."""
     try:
         parts = parts_of(result)
@@ -94,7 +95,7 @@ def shown(result: Any, limit: int) -> Content:
     return bounded(result, limit) if parts is None else within(parts, limit)
 
 
-def bounded(result: Any, limit: int) -> str:
+def bounded(result: object, limit: int) -> str:
     """Return a result as a text of at most ``limit`` characters, with a mark at the end if it was cut.
 
     >>> bounded(iter(["ab", "cd"]), 3)
@@ -129,7 +130,7 @@ def tools_of(source: object) -> list[Tool]:
 class _Untitled(GenerateJsonSchema):
     """Leaves out the titles of fields, which repeat their names and cost tokens."""
 
-    def field_title_should_be_set(self, schema: Any) -> bool:
+    def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
 
@@ -139,13 +140,13 @@ class _Interface:
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
     adapter: TypeAdapter[Any]
 
-    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """Return the arguments in the types of the function. Raises ``ToolError`` naming all wrong arguments."""
         try:
-            checked: dict[str, Any] = self.adapter.validate_python(ArgsKwargs((), dict(arguments)))
+            checked: JsonObject = self.adapter.validate_python(ArgsKwargs((), dict(arguments)))
             return checked
         except ValidationError as error:
             details = error.errors(include_url=False, include_input=False)
@@ -154,7 +155,7 @@ class _Interface:
 
 
 @lru_cache(maxsize=1024)
-def _interface(function: Callable[..., Any], bound: bool) -> _Interface:
+def _interface(function: Callable[..., object], bound: bool) -> _Interface:
     with extra("tools", "a tool"):
         from docstring_parser import parse
 
@@ -170,7 +171,7 @@ def _interface(function: Callable[..., Any], bound: bool) -> _Interface:
     if not description:
         raise ConfigError(f"the tool {name} has no docstring: describe in it what the tool does, for the model")
 
-    def arguments(**checked: Any) -> dict[str, Any]:
+    def arguments(**checked: Any) -> JsonObject:
         return checked
 
     # pydantic validates by this copy of the function's signature, and calls this instead of the function.
@@ -187,3 +188,27 @@ def _interface(function: Callable[..., Any], bound: bool) -> _Interface:
         if entry.arg_name in schema["properties"] and entry.description:
             schema["properties"][entry.arg_name].setdefault("description", entry.description)
     return _Interface(name, description, schema, adapter)
+
+
+def parts_of(result: object) -> list[Part] | None:
+    """Return the parts of a result with images: an image of Pillow, or a list of such images and texts. None for any
+    other result. Raises ``DataError`` for an image that is too large."""
+    items = list(result) if isinstance(result, list | tuple) else [result]
+    if not any(map(is_image, items)) or not all(is_image(item) or isinstance(item, str) for item in items):
+        return None
+    return [
+        {"type": "text", "text": item} if isinstance(item, str) else {"type": "image", "url": read_image(item)}
+        for item in items
+    ]
+
+
+def within(parts: list[Part], limit: int) -> list[Part]:
+    """Return the parts with texts of at most ``limit`` characters in total, with a mark where they were cut."""
+    kept: list[Part] = []
+    for part in parts:
+        if part["type"] == "text":
+            text = part["text"][:limit]
+            limit -= len(text)
+            part = {"type": "text", "text": text if text == part["text"] else f"{text}\n[the rest is left out]"}
+        kept.append(part)
+    return kept

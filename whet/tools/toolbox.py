@@ -7,14 +7,13 @@ broken connection and whet's own errors are raised as infrastructure failures.
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import Field
 
 from whet.base.errors import ConfigError, DataError, WhetError
 from whet.chat.control_tokens import NO_TEXT
 from whet.config import Config
-from whet.config.nearest import did_you_mean
+from whet.config.issues import did_you_mean
 from whet.core.content import Content, Part
 from whet.core.types import Message, ToolCall
 from whet.fetch.images import read_image
@@ -52,7 +51,7 @@ class Toolbox:
             raise ConfigError(f"two tools are called {duplicate}; rename one of them")
 
     @property
-    def schemas(self) -> list[dict[str, Any]]:
+    def schemas(self) -> list[dict[str, object]]:
         """Return the JSON schemas of all tools, for chat templates."""
         return [tool.schema for tool in self._tools.values()]
 
@@ -81,7 +80,7 @@ class Toolbox:
                 raise message
         return [message for message in results if not isinstance(message, BaseException)]
 
-    async def _run(self, tool: Tool | None, name: str, arguments: dict[str, Any]) -> Content:
+    async def _run(self, tool: Tool | None, name: str, arguments: dict[str, object]) -> Content:
         try:
             if tool is None:
                 self.counts["unknown"] += 1
@@ -95,7 +94,7 @@ class Toolbox:
             text = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
             return NO_TEXT.sub("\ufffd", f"Error: {bounded(text, self._limits.max_result_chars)}")
 
-    async def _in_time(self, tool: Tool, arguments: dict[str, Any]) -> Content:
+    async def _in_time(self, tool: Tool, arguments: dict[str, object]) -> Content:
         if tool.ordered and self._late is not None:
             raise ToolError(f"not run, because {self._late} has not finished")
         running = asyncio.ensure_future(tool.run(arguments, self._limits.max_result_chars))

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Literal
 from pydantic_core import from_json
 
 from whet.base.errors import DataError
+from whet.base.strict_json import JsonObject
 from whet.core.content import words_of
 from whet.metrics.rollout_file import RolloutRecord, rollout_path
 from whet.metrics.rollout_images import restoring
@@ -58,7 +59,7 @@ class Query:
         return not (self.text and plain) or self.text.lower().encode() in line.lower()
 
 
-def search(run: Path, steps: Sequence[int], query: Query, start: Place | None = None) -> dict[str, Any]:
+def search(run: Path, steps: Sequence[int], query: Query, start: Place | None = None) -> JsonObject:
     """Return a page of heads with their places (``rollouts``), the place to continue at or None (``next``), and a
     ``note`` for people. ``steps``: the recorded steps, in order. Raises ``DataError`` for an impossible query."""
     if query.sort:
@@ -77,7 +78,7 @@ def search(run: Path, steps: Sequence[int], query: Query, start: Place | None = 
     return _answer(heads, None, damaged)
 
 
-def whole_episode(run: Path, place: Place) -> dict[str, Any]:
+def whole_episode(run: Path, place: Place) -> dict[str, object]:
     """Return the cards of all branches of the episode at a place, and which of them is there. Raises ``DataError`` if
     no rollout begins there."""
     step, at = place
@@ -100,11 +101,11 @@ def whole_episode(run: Path, place: Place) -> dict[str, Any]:
     }
 
 
-def _sorted(run: Path, query: Query, start: Place | None) -> dict[str, Any]:
+def _sorted(run: Path, query: Query, start: Place | None) -> dict[str, object]:
     if query.step is None:
         raise DataError("choose a step to sort its rollouts")
     damaged: list[str] = []
-    heads: list[tuple[float, dict[str, Any]]] = []
+    heads: list[tuple[float, JsonObject]] = []
     for offset, line in _lines(run, query.step, 0, _LONGEST):
         if not query.may_match(line):
             continue
@@ -118,7 +119,7 @@ def _sorted(run: Path, query: Query, start: Place | None) -> dict[str, Any]:
     return _answer([line for _, line in heads[first : first + PAGE]], end, damaged)
 
 
-def _answer(heads: list[dict[str, Any]], end: Place | None, damaged: list[str], note: str = "") -> dict[str, Any]:
+def _answer(heads: list[JsonObject], end: Place | None, damaged: list[str], note: str = "") -> dict[str, object]:
     if damaged:
         note = "; ".join([*filter(None, [note]), f"damaged lines left out: {', '.join(damaged[:_DAMAGED])}"])
     return {"rollouts": heads, "next": None if end is None else f"{end[0]}:{end[1]}", "note": note}

@@ -204,7 +204,7 @@ class Watch:
             raise DataError(f"run {asked.run} is not watched: there are {len(self.runs)}, counted from 0")
         return self.runs[asked.run]
 
-    async def _json(self, run: WatchedRun, answer: Callable[..., bytes], *values: Any) -> Response:
+    async def _json(self, run: WatchedRun, answer: Callable[..., bytes], *values: object) -> Response:
         async with asyncio.timeout(DEADLINE):
             body = await asyncio.get_running_loop().run_in_executor(run.threads, answer, *values)
         return Response(body, media_type="application/json", headers=_HEADERS)
@@ -221,7 +221,7 @@ class Events(Response):
         super().__init__()
         self._watch, self._drop = watch, drop
 
-    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+    async def __call__(self, scope: object, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
         gone = asyncio.create_task(_until_gone(receive))
         sending = asyncio.create_task(self._send(send))
         try:

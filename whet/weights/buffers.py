@@ -59,10 +59,11 @@ class BufferWriter:
         self._memory = [memory for memory, _ in made]
         return [handle for _, handle in made]
 
-    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> None:
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> int:
         """Copy the tensors. A buffer is written again only after the engines have taken the bucket before."""
         fill(self._memory[bucket % len(self._memory)], self._manifest[bucket], named)
         settle(self.device)
+        return sum(entry.size for entry in self._manifest[bucket])
 
     def taken(self) -> None:
         self._before = []

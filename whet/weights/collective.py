@@ -4,6 +4,9 @@ The process group is separate from all others and is created at the first refit.
 Who waits for whom: all sides wait for each other when they connect, and a receiver waits for the sender, or for the
 receiver that forwards a bucket to it, up to the deadline. The sender continues at once and waits only before it writes
 to a buffer again.
+
+With ``delta`` both ends keep a copy of all buckets, and only elements whose bits changed are sent. A new group, or a
+new manifest, starts with whole buckets.
 """
 
 import socket
@@ -19,7 +22,8 @@ from torch import Tensor
 from whet.base.errors import ConfigError, DeadlineError, RefitError
 from whet.cluster.rendezvous import local_address
 from whet.processes.machine import environment
-from whet.weights.manifest import Manifest, bucket_size, fill, largest_bucket, views
+from whet.weights.delta import apply, difference
+from whet.weights.manifest import Manifest, bucket_size, fill, itemsize, largest_bucket, views
 from whet.weights.shared_memory import settle
 
 _BUFFERS = 2
@@ -31,10 +35,20 @@ class Broadcast:
     """One end of a broadcast. The sender has rank 0."""
 
     def __init__(
-        self, store: dist.Store, host: str, rank: int, ranks: int, backend: str, device: torch.device, deadline: float
+        self,
+        store: dist.Store,
+        host: str,
+        rank: int,
+        ranks: int,
+        backend: str,
+        device: torch.device,
+        deadline: float,
+        delta: bool = False,
     ) -> None:
         """Return when all ranks have connected to ``store``, which is at ``host``. ``device``: the device of the
-        weights, with NCCL."""
+        weights, with NCCL. ``delta``: keep what is read, for the elements that change later."""
+        self._kept: dict[int, Tensor] | None = {} if delta else None
+        self._manifest: Manifest = ()  # of what is kept
         self._timeout = timedelta(seconds=deadline)
         self.device = device if backend == "nccl" else torch.device("cpu")
         self._group: Any
@@ -55,7 +69,7 @@ class Broadcast:
         store.wait([f"here/{other}" for other in range(ranks)], self._timeout)
         self.finish(self.start(torch.zeros(1, device=self.device)))
 
-    def start(self, tensor: Tensor) -> Any:
+    def start(self, tensor: Tensor) -> object:
         """Start to send or receive a tensor; ``finish`` waits for it."""
         return self._group.broadcast(tensor, 0)
 
@@ -76,15 +90,32 @@ class Broadcast:
 
     def read(self, manifest: Manifest, bucket: int) -> list[tuple[str, Tensor]]:
         """Receive one bucket. Raises ``RefitError`` if a different one arrives."""
-        header = torch.empty(2, dtype=torch.int64, device=self.device)
+        header = torch.empty(3, dtype=torch.int64, device=self.device)
         self.finish(self.start(header))
-        number, size = header.tolist()
+        number, size, whole = header.tolist()
         memory = torch.empty(size, dtype=torch.uint8, device=self.device)
-        self.finish(self.start(memory))
+        if size:
+            self.finish(self.start(memory))
         if number != bucket:
             lost = ", ".join(entry.name for entry in manifest[number][:5])
             raise RefitError(f"bucket {number} of the weights arrived instead of {bucket}, so {lost} were not loaded")
-        return views(memory, manifest[bucket])
+        return views(self._completed(memory, manifest, bucket, bool(whole)), manifest[bucket])
+
+    def _completed(self, memory: Tensor, manifest: Manifest, bucket: int, whole: bool) -> Tensor:
+        """Return the memory of the whole bucket, of which ``memory`` may be the changed elements only."""
+        if self._kept is None:
+            return memory
+        if manifest is not self._manifest:
+            self._kept, self._manifest = {}, manifest
+        if whole:
+            self._kept[bucket] = memory
+        elif bucket in self._kept:
+            apply(memory, self._kept[bucket], itemsize(manifest[bucket]))
+        else:
+            raise RefitError(
+                f"only changes of bucket {bucket} of the weights arrived, but the engine never had it whole"
+            )
+        return self._kept[bucket]
 
     def close(self) -> None:
         """Leave the group, even during a broadcast."""
@@ -93,7 +124,16 @@ class Broadcast:
             group.abort()
 
 
-def join(device: torch.device, rank: int, host: str, port: int, ranks: int, backend: str, deadline: float) -> Broadcast:
+def join(
+    device: torch.device,
+    rank: int,
+    host: str,
+    port: int,
+    ranks: int,
+    backend: str,
+    deadline: float,
+    delta: bool = False,
+) -> Broadcast:
     """Connect to the sender and the other receivers. Raises ``ConfigError`` if NCCL would bring weights to a CPU."""
     if backend == "nccl" and device.type == "cpu":
         raise ConfigError(
@@ -102,7 +142,7 @@ def join(device: torch.device, rank: int, host: str, port: int, ranks: int, back
         )
     try:
         store = dist.TCPStore(host, port, ranks, False, timedelta(seconds=deadline))
-        return Broadcast(store, host, rank, ranks, backend, device, deadline)
+        return Broadcast(store, host, rank, ranks, backend, device, deadline, delta)
     except RuntimeError as error:  # torch's errors
         raise DeadlineError(
             f"the learner and the other engines did not connect at {host}:{port} within {deadline:g} s "
@@ -111,10 +151,12 @@ def join(device: torch.device, rank: int, host: str, port: int, ranks: int, back
 
 
 class BroadcastWriter:
-    """The learner's end, whose weights are on ``device``. It listens at ``host`` only."""
+    """The learner's end, whose weights are on ``device``. It listens at ``host`` only. ``delta``: send only elements
+    that changed since the bucket was sent before."""
 
-    def __init__(self, host: str, receivers: int, device: torch.device, deadline: float) -> None:
+    def __init__(self, host: str, receivers: int, device: torch.device, deadline: float, delta: bool = False) -> None:
         self._host, self._ranks, self._device, self._deadline = host, receivers + 1, device, deadline
+        self._kept: dict[int, Tensor] | None = {} if delta else None
         self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._manifest: Manifest = ()
         self._memory: list[Tensor] = []
@@ -124,6 +166,8 @@ class BroadcastWriter:
 
     def open(self, manifest: Manifest) -> tuple[Any, ...] | None:
         """Allocate memory for the largest bucket. Return the address of the group, the first time."""
+        if self._kept and manifest != self._manifest:
+            self._kept = {}
         self._manifest, size = manifest, largest_bucket(manifest)
         if not self._memory or size > self._memory[0].numel():
             self._memory = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(_BUFFERS)]
@@ -134,17 +178,32 @@ class BroadcastWriter:
         self._store = dist.TCPStore(
             self._host, port, self._ranks, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
         )
-        return self._host, port, self._ranks, self._backend, self._deadline
+        return self._host, port, self._ranks, self._backend, self._deadline, self._kept is not None
 
-    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> None:
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> int:
         """Copy the tensors and start to send them to all receivers, which must connect within the deadline."""
         wire, number = self._connected(), bucket % _BUFFERS
         self._wait(number)
         memory, entries = self._memory[number], self._manifest[bucket]
         fill(memory, entries, named)
-        size = bucket_size(entries)
-        header = torch.tensor([bucket, size], device=wire.device)
-        self._in_flight[number] = [wire.start(header), wire.start(memory[:size])]
+        whole = memory[: bucket_size(entries)]
+        changed = self._changed(bucket, whole)
+        sent = whole if changed is None else changed
+        header = torch.tensor([bucket, len(sent), changed is None], dtype=torch.int64, device=wire.device)
+        self._in_flight[number] = [wire.start(part) for part in (header, sent) if len(part)]
+        return len(sent)
+
+    def _changed(self, bucket: int, whole: Tensor) -> Tensor | None:
+        """Return the payload of the changed elements; None if the whole bucket must be sent."""
+        if self._kept is None:
+            return None
+        before = self._kept.get(bucket)
+        if before is None:
+            self._kept[bucket] = whole.clone()
+            return None
+        changed = difference(whole, before, itemsize(self._manifest[bucket]))
+        before.copy_(whole)
+        return changed
 
     def taken(self) -> None:
         for number in range(_BUFFERS):
@@ -152,7 +211,7 @@ class BroadcastWriter:
 
     def close(self) -> None:
         wire, self._wire, self._store = self._wire, None, None
-        self._memory, self._in_flight = [], {}
+        self._memory, self._in_flight, self._kept = [], {}, None if self._kept is None else {}
         if wire is not None:
             wire.close()
 

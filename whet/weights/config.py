@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -61,6 +61,9 @@ class WeightSyncConfig(RefitConfig):
     folder for temporary files."""
     deadline: float = Field(300.0, gt=0)
     """Seconds that learner and engines may wait for each other in a ``collective``."""
+    delta: bool = False
+    """With ``transport=collective``: send only the weights whose bits changed since the last publication, which in
+    bfloat16 are few. The first rank and each process of an engine keep a copy of the model for it."""
     columns: int = Field(16, gt=0)
     """Number of columns of each matrix that are read back from an engine; different ones after each publication."""
 
@@ -76,6 +79,11 @@ class WeightSyncConfig(RefitConfig):
                     f"choose that, or leave weights.{name} out"
                 )
             return
+        if self.delta and self.transport != "collective":
+            yield (
+                "weights.delta = true is for weights that are sent over a network; set weights.transport=collective, "
+                "or leave weights.delta out"
+            )
         if self.lora == "adapter":
             yield from self._problems_of_adapter(generator, lora)
         if generator is not None and self.transport == "cuda_ipc":
@@ -95,10 +103,9 @@ class WeightSyncConfig(RefitConfig):
                 "weights.transport=shared_memory"
             )
 
-    def beyond_this_process(self) -> dict[str, Any]:
+    def beyond_this_process(self) -> dict[str, object]:
         """Return the settings with non-default values that only engines in other processes use."""
-        added = {name: field for name, field in type(self).model_fields.items() if name not in RefitConfig.model_fields}
-        return {name: getattr(self, name) for name, field in added.items() if getattr(self, name) != field.default}
+        return self.changed(name for name in type(self).model_fields if name not in RefitConfig.model_fields)
 
     def _problems_of_adapter(self, generator: GeneratorConfig | None, lora: LoraSettings | None) -> Iterator[str]:
         purpose = "weights.lora = adapter sends LoRA's tensors to an engine that applies them"

@@ -20,7 +20,7 @@ from torch import Tensor
 _LANES = 4096
 _ROWS_CPU = 64  # 2 MiB of 64-bit lanes, which fit into the cores' caches
 _ROWS_ACCELERATOR = 8192
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an element
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an element
 
 
 def digest(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
@@ -38,7 +38,7 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors have the same dtype, shape and bits, as equal digests would show."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    bits = _BITS.get(first.element_size(), first.dtype)
+    bits = BITS.get(first.element_size(), first.dtype)
     return torch.equal(first.detach().view(bits), second.detach().to(first.device).view(bits))
 
 

@@ -24,12 +24,14 @@ class DiskWriter:
         self._scratch = Scratch(f"weights-{socket.gethostname()}", self._within)
         return (str(self._scratch.path),)
 
-    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> None:
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> int:
         from safetensors.torch import save_file
 
         assert self._scratch is not None
-        save_file(_unshared(named), _file(self._scratch.path, bucket))
+        tensors = _unshared(named)
+        save_file(tensors, _file(self._scratch.path, bucket))
         _file(self._scratch.path, bucket - 2).unlink(missing_ok=True)  # the engines have taken it
+        return sum(tensor.nbytes for tensor in tensors.values())
 
     def taken(self) -> None:
         self.close()

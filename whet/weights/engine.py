@@ -33,10 +33,10 @@ from whet.metrics import Metrics
 from whet.weights.base import OWN_DEVICES
 from whet.weights.config import TransportName, WeightSyncConfig
 from whet.weights.digest import differing
-from whet.weights.local import LocalSource
 from whet.weights.manifest import to_text
 from whet.weights.probe import compare_decoding
 from whet.weights.receiver import Report
+from whet.weights.sender import LocalSource
 from whet.weights.source import Content, Handshake, NamedTensors, WeightRequest, WeightSource
 
 log = logging.getLogger(__name__)
@@ -70,15 +70,29 @@ class EngineSync:
         """See ``WeightSync``. Reports ``refit/seconds`` (during which nothing was sampled), ``refit/gigabytes`` and
         ``refit/unread`` (tensors that could not be read back), and the probe's metrics."""
         async with self.devices.acquire("generation", new_weights=True):
-            engines, metrics = await self._refit(learner, generator, version, self._adapter(learner))
-            if not self.config.probe:
-                return metrics
-            sampled = await of_each(engines, lambda engine, _: self._sample(engine, version))
+            metrics, sampled = await self._refit_and_probe(learner, generator, version)
             for completion in sampled:  # the learner scores a few tokens without waking its moments
                 text, decoded = (self.text, completion.tokens), completion.logprobs
                 config, dtype = self.config, generator.dtype
                 metrics.merge(await compare_decoding(learner, *text, decoded, config, dtype, self.distribution))
         return metrics
+
+    async def _refit_and_probe(
+        self, learner: Learner, generator: Engine[EngineRanks], version: int
+    ) -> tuple[Metrics, Sequence[Completion]]:
+        """Publish, and sample the probe with each engine. If one is lost in between, repeat with the others."""
+        failures = 0
+        while True:
+            engines, metrics = await self._refit(learner, generator, version, self._adapter(learner))
+            if not self.config.probe:
+                return metrics, []
+            try:
+                return metrics, await of_each(engines, lambda engine, _: self._sample(engine, version))
+            except (GeneratorError, DeadlineError) as error:
+                failures += 1
+                if failures >= len(engines):
+                    raise
+                log.warning("weights are published again: %s", error)
 
     async def load(self, weights: NamedTensors, generator: Engine[EngineRanks], version: int) -> Metrics:
         """See ``WeightSync``."""
@@ -152,6 +166,7 @@ class EngineSync:
             receivers=sum(engine.ranks for engine in engines),
             folder=config.folder,
             deadline=config.deadline,
+            delta=config.delta,
         )
         handshake = await source.begin_weights(request)
         if self._transport in ("shared_memory", "cuda_ipc") and self._machines != {handshake.machine}:
@@ -222,13 +237,13 @@ class EngineSync:
         return completion
 
 
-async def _call_all(engines: Sequence[EngineRanks], method: str, *args: Any) -> list[Any]:
+async def _call_all(engines: Sequence[EngineRanks], method: str, *args: object) -> list[Any]:
     """Call a method of the receiver in every rank of every engine; return all results."""
     answers = await of_each(engines, lambda engine, _: engine.call(RECEIVER, method, *args))
     return [answer for of_ranks in answers for answer in of_ranks]
 
 
-async def _both(of_learner: Awaitable[Any], of_engines: Awaitable[Any]) -> tuple[Any, Any]:
+async def _both(of_learner: Awaitable[object], of_engines: Awaitable[object]) -> tuple[Any, Any]:
     """Return both results. If one side of a refit dies, the other one fails too; raises the error that names the dead
     side."""
     tasks = [asyncio.ensure_future(of_learner), asyncio.ensure_future(of_engines)]

@@ -20,8 +20,8 @@ from whet.processes.compute import compute
 from whet.weights.base import OWN_DEVICES
 from whet.weights.config import RefitConfig
 from whet.weights.digest import differing, digest, same_bits
-from whet.weights.local import LocalSource
 from whet.weights.probe import compare_decoding
+from whet.weights.sender import LocalSource
 from whet.weights.source import Bucket, NamedTensors, WeightRequest, WeightSource
 
 _PROMPT = 8  # tokens of the probe's prompt: with eight compared tokens, products have the minimum number of rows

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from whet.base.dtype import torch_dtype
+from whet.base.lazy import torch_dtype
 
 ALIGNED = 64  # bytes; a tensor must lie on a multiple of its element's size
 PLAIN = "plain"
@@ -59,6 +59,11 @@ def pack(described: Iterable[tuple[str, torch.dtype, torch.Size]], dtype: torch.
 def bucket_size(bucket: Sequence[Entry]) -> int:
     """Return the bytes of a bucket."""
     return max([ALIGNED, *(entry.offset + entry.size for entry in bucket)])
+
+
+def itemsize(bucket: Sequence[Entry]) -> int:
+    """Return the bytes of an element of a bucket, whose tensors have one dtype."""
+    return torch_dtype(bucket[0].dtype).itemsize
 
 
 def largest_bucket(manifest: Manifest) -> int:

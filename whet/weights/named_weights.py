@@ -1,7 +1,7 @@
 """The current weights of a model under the names of the plain Hugging Face model. LoRA is merged while they are read,
 one matrix at a time, or left out, or sent alone; the model itself is never changed."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -66,15 +66,16 @@ def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None, desc
     wrapped: Any = model
     base: nn.Module = wrapped.get_base_model()
     layers = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    tensors = base.state_dict()
     for name, tensor in _contents(base, described):
         owner, _, inside = name.partition(".base_layer.")
         if owner in layers and inside and not _is_of_adapter(inside):
-            layer, inside = layers[owner], inside.rpartition("base_layer.")[2]
+            layer, path, inside = layers[owner], owner, inside.rpartition("base_layer.")[2]
             while isinstance(layer, ExpertAdapter) and layer.parameter_name != inside:  # wrappers are nested
-                layer = layer.base_layer
+                layer, path = layer.base_layer, f"{path}.base_layer"
             adapted = isinstance(layer, ExpertAdapter) or inside == "weight"
             name = f"{owner}.{inside}"
-            yield _merged(name, layer, tensor) if merged and adapted else plain(name, tensor)
+            yield _merged(name, layer, tensor, path, tensors) if merged and adapted else plain(name, tensor)
         elif not _is_of_adapter(name):
             if "lora_" in name or "modules_to_save" in name:
                 raise WhetError(
@@ -87,13 +88,14 @@ def _is_of_adapter(name: str) -> bool:
     return any(f".{part}" in f".{name}" for part in _LORA)
 
 
-def _merged(name: str, layer: Any, weight: Tensor) -> Part:
+def _merged(name: str, layer: Any, weight: Tensor, path: str, tensors: Mapping[str, Tensor]) -> Part:
+    """``tensors`` are the model's, in which ``path`` is the layer's name."""
     from whet.models.moe.expert_lora import ExpertAdapter
 
     adapters = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
-    pieces = [side[adapter].weight.detach() for adapter in adapters for side in (layer.lora_A, layer.lora_B)]
-    magnitudes = {adapter: layer.lora_magnitude_vector[adapter] for adapter in adapters if layer.use_dora.get(adapter)}
-    pieces += [magnitude.weight.detach() for magnitude in magnitudes.values()]
+    magnitudes = [adapter for adapter in adapters if layer.use_dora.get(adapter)]
+    pieces = [tensors[f"{path}.{side}.{adapter}.weight"] for adapter in adapters for side in ("lora_A", "lora_B")]
+    pieces += [tensors[f"{path}.lora_magnitude_vector.{adapter}.weight"] for adapter in magnitudes]
 
     def made(weight: Tensor, *sides: Tensor) -> Tensor:
         norms = dict(zip(magnitudes, sides[2 * len(adapters) :], strict=True))
@@ -126,12 +128,15 @@ def _adapter_weights(model: nn.Module) -> Iterator[Part]:
     if not hasattr(model, "peft_config"):
         raise WhetError("weights.lora=adapter sends LoRA's tensors, but this model has none; set model.lora")
     wrapped: Any = model
-    for name, layer in wrapped.get_base_model().named_modules():
+    base: nn.Module = wrapped.get_base_model()
+    tensors = base.state_dict()
+    for name, layer in base.named_modules():
         if isinstance(layer, LoraLayer):
             for adapter in layer.active_adapters:
                 for kind, matrices in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B)):
                     if adapter in matrices:
-                        yield Part(f"base_model.model.{name}.{kind}.weight", [matrices[adapter].weight.detach()])
+                        tensor = tensors[f"{name}.{kind}.{adapter}.weight"]
+                        yield Part(f"base_model.model.{name}.{kind}.weight", [tensor])
 
 
 @dataclass(slots=True, frozen=True)

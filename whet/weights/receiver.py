@@ -2,7 +2,7 @@
 digests and the values that the model's layers compute with afterwards. Runs in the engine's process."""
 
 from collections.abc import Iterable
-from typing import Any, Protocol, TypedDict
+from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ class Receiver:
         self._target.begin()
         return refused
 
-    def connect(self, transport: TransportName, connection: tuple[Any, ...], first_rank: int) -> None:
+    def connect(self, transport: TransportName, connection: tuple[object, ...], first_rank: int) -> None:
         """Connect to the sender. ``first_rank``: the index of this engine's first rank among all reading processes,
         from 1."""
         if self._reader is not None:

@@ -3,7 +3,8 @@ them to a transport. Runs where the weights are, in the process of the learner's
 one bucket and the transport's buffers, never a whole model.
 
 All ranks iterate together, because gathering needs all of them. The first rank communicates with the engines; the
-request determines whether the other ranks write as well.
+request determines whether the other ranks write as well. ``LocalSource`` sends weights of this process, as from a
+learner.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from whet.base.errors import RefitError
 from whet.parallel.mesh import Ranks
+from whet.processes.compute import compute
 from whet.weights.config import usual_bucket
 from whet.weights.digest import tensor_digest
 from whet.weights.manifest import Entry, Manifest, pack
@@ -85,7 +87,7 @@ class Sender:
             named = self._cast(entries, request, tensors, bucket.digests)
             try:
                 if writer is not None:
-                    writer.write(number, named)
+                    bucket = replace(bucket, bytes=writer.write(number, named))
                 elif self._first:
                     bucket.tensors.extend((name, tensor.cpu() if self._leaves else tensor) for name, tensor in named)
             except Exception as error:
@@ -128,3 +130,25 @@ class Sender:
         with self._ranks.fail_together("writing weights for the engines"):
             if failed is not None:
                 raise failed
+
+
+class LocalSource:
+    """A ``WeightSource`` in this process."""
+
+    def __init__(self, weights: NamedTensors) -> None:
+        self._sender = Sender(lambda _: weights)
+
+    async def begin_weights(self, request: WeightRequest) -> Handshake:
+        if request.transport == "cuda_ipc":  # the weights are not on the engine's devices
+            request = replace(request, transport="shared_memory")
+        return await compute(self._sender.begin, request)
+
+    async def next_weights(self) -> Bucket | None:
+        return await compute(self._sender.next)
+
+    async def end_weights(self) -> None:
+        await compute(self._sender.end)
+
+    def close(self) -> None:
+        """Close the transport, even during a transfer."""
+        self._sender.close()

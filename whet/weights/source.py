@@ -29,6 +29,7 @@ class WeightRequest:
     receivers: int = 1  # number of processes that read each bucket
     folder: Path | None = None  # folder of files; None: the system's temporary folder
     deadline: float = 300.0  # seconds that a broadcast may take
+    delta: bool = False  # a broadcast sends only elements that changed since the one before
 
     @property
     def every_rank(self) -> bool:
@@ -53,7 +54,7 @@ class Bucket:
     # without a transport; may be the model's tensors
     tensors: list[tuple[str, Tensor]] = field(default_factory=list)
     digests: dict[str, int] = field(default_factory=dict)  # of the tensors after the cast, if they leave a process
-    bytes: int = 0
+    bytes: int = 0  # as they travel
 
 
 class WeightSource(Protocol):

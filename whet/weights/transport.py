@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 class Writer(Protocol):
     """The learner's end."""
 
-    def open(self, manifest: Manifest) -> tuple[Any, ...] | None:
+    def open(self, manifest: Manifest) -> tuple[object, ...] | None:
         """Prepare for these buckets. Return the data that readers need to connect (plain data), if it is new."""
         ...
 
-    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Write a bucket, after the bucket before the last was taken. Each tensor is computed when it is written."""
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> int:
+        """Write a bucket, after the bucket before the last was taken, and return its bytes as they travel. Each tensor
+        is computed when it is written."""
         ...
 
     def taken(self) -> None:
@@ -54,7 +55,7 @@ def open_writer(request: "WeightRequest", device: torch.device, ranks: Ranks | N
         case "disk":
             return disk.DiskWriter(request.folder)
         case "collective":
-            return collective.BroadcastWriter(host, request.receivers, device, request.deadline)
+            return collective.BroadcastWriter(host, request.receivers, device, request.deadline, request.delta)
         case "cuda_ipc":
             return buffers.BufferWriter(device, ranks)
         case _:

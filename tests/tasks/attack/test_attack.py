@@ -13,8 +13,7 @@ from whet.core.content import text_of
 from whet.core.types import Task
 from whet.tasks.attack.answers import EMPTY, FILLER, GOLD, OTHERS, PROMPT, SEARCH, SEVERAL, Form, form_of
 from whet.tasks.attack.attack import Finding, Plan, Report, attack
-from whet.tasks.attack.search import QUESTION, search, written
-from whet.tasks.attack.shrink import shrunk
+from whet.tasks.attack.search import QUESTION, search, shrunk, written
 from whet.tasks.base import TaskSet
 from whet.tasks.case_files import read_cases, write_cases
 from whet.tasks.prompts import Prompts

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.tasks.gym.real import PORT, agent, environment, episode_of, needs_gym, running
-from whet.cli.targets import recipe_of
+from whet.cli.arguments import recipe_of
 from whet.core.types import Status
 from whet.tasks.gym.rows import write_rows
 

@@ -76,6 +76,7 @@ def test_probabilities_are_those_of_transformers(tiny_model: Path, dtype: Any, r
         assert shares[letter] == pytest.approx(value / sum(mass.values()), rel=rounding)
 
 
+@pytest.mark.slow
 def test_a_judge_computes_in_the_faster_dtype_and_keeps_it_in_the_process_that_replaces_another(
     tiny_model: Path,
 ) -> None:
@@ -199,6 +200,7 @@ def test_the_judge_of_the_recipe_ranks_clear_reviews_and_its_cheats_earn_nothing
     assert shipped["harsh"]["grade"] == 1
 
 
+@pytest.mark.slow
 def test_a_hosted_judge_grades_in_a_worker_as_in_the_run(tiny_model: Path) -> None:
     choices = {letter: float(ord(letter)) for letter in PRINTABLE}
     judge = Judge(model=str(tiny_model), verdict="logprobs")

@@ -21,6 +21,7 @@ from whet.tasks.cases import Answer
 from whet.tasks.episodes import play
 from whet.tasks.tools.base import solution
 from whet.tasks.users.booking import BookingDesk, Visit
+from whet.tasks.users.desk import Desk
 from whet.tasks.users.script import Fact, Topic
 from whet.tasks.users.scripted import ScriptedSpeaker
 from whet.tasks.validate import validate, wrong
@@ -99,6 +100,14 @@ def test_right_calls_earn_1_and_cheats_earn_0() -> None:
 def share(desk: BookingDesk, answer: Callable[[Task[Visit]], Answer]) -> float:
     tasks = desk.tasks("train")
     return sum(played(desk, task, answer(task)).reward for task in tasks) / len(tasks)
+
+
+def test_a_booking_after_a_cancellation_replaces_no_other_booking() -> None:
+    desk = Desk({"B1": {"name": "Nia Ito", "day": "Friday", "hour": 18, "guests": 2}})
+    first = desk.book_table("Nia Ito", "Sunday", 19, 2)
+    desk.cancel_booking("B1")
+    second = desk.book_table("Jun Chen", "Tuesday", 20, 4)
+    assert [row["code"] for name in ("Nia Ito", "Jun Chen") for row in desk.find_bookings(name)] == [first, second]
 
 
 def test_neither_all_that_is_said_nor_nothing_is_right_for_most_guests() -> None:

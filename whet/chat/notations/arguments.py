@@ -10,7 +10,7 @@ from whet.chat.notations.parts import Tools
 _WORDS = {"True": True, "False": False, "None": None}  # the spelling of these values in some templates
 
 
-def functions(tools: Tools | None) -> dict[str, Mapping[str, Any]]:
+def functions(tools: Tools | None) -> dict[str, Mapping[str, object]]:
     """Return the schemas of the functions' arguments by name; an empty schema where a tool has none."""
     schemas = dict[str, Mapping[str, Any]]()
     for tool in tools or ():
@@ -21,15 +21,16 @@ def functions(tools: Tools | None) -> dict[str, Mapping[str, Any]]:
     return schemas
 
 
-def types_of(key: str, parameters: Mapping[str, Any]) -> set[str]:
+def types_of(key: str, parameters: Mapping[str, object]) -> set[str]:
     """Return the types that an argument may have; empty if the schema has none or is invalid."""
+    properties: Any = parameters.get("properties")
     try:
-        return _types(_resolved(parameters["properties"][key], parameters))
+        return _types(_resolved(properties[key], parameters))
     except (LookupError, TypeError, AttributeError, RecursionError):
         return set()
 
 
-def typed(text: str, types: set[str]) -> Any:
+def typed(text: str, types: set[str]) -> object:
     """Return the value of an argument that is written without quotes: JSON, unless it may be a text."""
     if "null" in types and text.strip() in ("null", "None"):
         return None
@@ -42,10 +43,11 @@ def typed(text: str, types: set[str]) -> Any:
     return text  # the validation of the arguments reports the error
 
 
-def _resolved(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(schema: Mapping[str, object], whole: Mapping[str, object]) -> Mapping[str, object]:
     """Return the schema, or the definition that its ``$ref`` refers to."""
     place, _, name = str(schema.get("$ref", "")).removeprefix("#/").partition("/")
-    definition = (whole.get(place) or {}).get(name) if name else None
+    definitions: Any = whole.get(place) or {}
+    definition = definitions.get(name) if name else None
     return definition if isinstance(definition, Mapping) else schema
 
 

@@ -13,7 +13,7 @@ _VALUE = re.compile(r"[^,\]}]+")
 _DEEPEST = 64  # most levels of lists and objects
 
 
-def gemma_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any, int]:
+def gemma_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
     """Read a call. See ``Block``."""
     if not (named := _NAME.match(text, at)):
         raise ValueError("it does not begin with call:NAME{")
@@ -21,7 +21,7 @@ def gemma_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[An
     return {"name": named[1], "arguments": arguments}, closed(text, at, after)
 
 
-def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+def _value(text: str, at: int, depth: int) -> tuple[object, int]:
     """Return the value at a position, and its end. Raises ``ValueError`` for anything else."""
     if depth > _DEEPEST:
         raise ValueError("it is nested too deeply")
@@ -37,7 +37,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     return STRICT.decode(written[0].strip()), written.end()
 
 
-def _items(text: str, at: int, depth: int) -> tuple[Any, int]:
+def _items(text: str, at: int, depth: int) -> tuple[object, int]:
     """Return the list or object at a position, and its end."""
     items, values, close = dict[str, Any](), list[Any](), "}" if text[at] == "{" else "]"
     at += 1

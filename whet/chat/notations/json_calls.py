@@ -1,4 +1,5 @@
-"""Calls in JSON: between marks (Hermes, Qwen), bare (Llama 3), after a name (Mistral), and as Llama 4 writes them."""
+"""Calls in JSON: between marks (Hermes, Qwen), bare (Llama 3), after a name (Mistral), as Llama 4 writes them, and
+after a name between control tokens (DeepSeek V3 and R1, DeepSeek V3.1, Kimi K2)."""
 
 import contextlib
 import re
@@ -23,7 +24,7 @@ BARE = ("<|python_tag|>", "[TOOL_CALLS]", "```", *_PYTHON)
 begins with a bracket."""
 
 
-def json_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any, int]:
+def json_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
     """Read a call or a list of calls; between marks, several of them. See ``Block``."""
     value, at = STRICT.raw_decode(text, skip(SPACE, text, at))
     while after and text[(at := skip(_BETWEEN, text, at)) :][:1] in ("{", "["):
@@ -32,7 +33,7 @@ def json_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any
     return (value, closed(text, at, after, "there is text after the JSON")) if after else (value, at)
 
 
-def named_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any, int]:
+def named_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
     """Read ``NAME[ARGS]{...}`` or ``NAME[CALL_ID]ID[ARGS]{...}``, or JSON as earlier models write it. See
     ``Block``."""
     if not (named := _NAMED.match(text, at)):
@@ -104,11 +105,44 @@ def _on_own_lines(text: str, parts: Parts, tools: Tools | None) -> str:
     return _FENCE.sub("", "".join([*kept, text[at:]])).strip() if parts.calls else text
 
 
-def _function(call: Any) -> Any:
+def _function(call: object) -> Any:
     return call.get("function", call) if isinstance(call, dict) else None
 
 
-def _is_call(value: Any) -> bool:
+def _is_call(value: object) -> bool:
     """Return whether a JSON value has the form of a call. Other JSON may be the answer."""
     function = _function(value)
     return isinstance(function, dict) and "name" in function and bool({"arguments", "parameters"} & function.keys())
+
+
+_DEEPSEEK = re.compile(r"\s*<｜tool▁call▁begin｜>\s*([\w.-]+)\s*<｜tool▁sep｜>")
+_FENCED = re.compile(r"([\w.-]+)\s*```json\s*")  # V3 and R1 write the type first, then the name and a fence
+_KIMI = re.compile(r"\s*<\|tool_call_begin\|>\s*((?:functions\.)?([\w.-]+):\d+)\s*<\|tool_call_argument_begin\|>")
+
+
+def deepseek_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
+    """Read calls of DeepSeek, each between its own control tokens. See ``Block``."""
+    calls = []
+    while begin := _DEEPSEEK.match(text, at):
+        name, at = begin[1], begin.end()
+        if fenced := _FENCED.match(text, at):
+            name, at = fenced[1], fenced.end()
+        arguments, at = STRICT.raw_decode(text, skip(SPACE, text, at))
+        at = closed(text, at, "```", "its JSON is not in a closed fence") if fenced else at
+        at = closed(text, at, "<｜tool▁call▁end｜>")
+        calls.append({"name": name, "arguments": arguments})
+    if not calls:
+        raise ValueError("it does not begin with a name")
+    return calls, closed(text, at, after)
+
+
+def kimi_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
+    """Read calls of Kimi K2, which begin with an id: the function's name and a number. See ``Block``."""
+    calls = []
+    while begin := _KIMI.match(text, at):
+        arguments, at = STRICT.raw_decode(text, skip(SPACE, text, begin.end()))
+        at = closed(text, at, "<|tool_call_end|>")
+        calls.append({"name": begin[2], "arguments": arguments, "id": begin[1]})
+    if not calls:
+        raise ValueError("it does not begin with an id such as functions.name:0")
+    return calls, closed(text, at, after)

@@ -26,7 +26,7 @@ class Parts:
     calls: list[ToolCall] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # of texts that look like calls but can't be parsed
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         """Add the calls in a JSON value, a call or a list. Raises ``ValueError`` without adding any if one is
         invalid."""
         values = value if isinstance(value, list) else [value]

@@ -14,7 +14,7 @@ _ENDS = 32  # most closing marks that are tried: a text in an argument may conta
 _LONGEST = 100_000  # characters
 
 
-def python_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any, int]:
+def python_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
     """Read ``[NAME(KEY=VALUE)]``, or one call in each line. See ``Block``."""
     ends = [match.start() for match in re.finditer(re.escape(after), text[at:])][:_ENDS] if after else []
     problem = ValueError("it is not a list of calls")
@@ -26,7 +26,7 @@ def python_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[A
     raise problem
 
 
-def python_calls(text: str) -> list[dict[str, Any]]:
+def python_calls(text: str) -> list[dict[str, object]]:
     """Return the calls of a Python list of them. Raises ``ValueError`` for anything else."""
     start = skip(SPACE, text, 0)
     if len(text) > _LONGEST:
@@ -45,7 +45,7 @@ def python_calls(text: str) -> list[dict[str, Any]]:
     return [_call(value) for value in values]
 
 
-def _call(value: ast.expr | None) -> dict[str, Any]:
+def _call(value: ast.expr | None) -> dict[str, object]:
     if not isinstance(value, ast.Call) or value.args or not isinstance(value.func, ast.Name | ast.Attribute):
         raise ValueError("it is not a call with named arguments")
     arguments = dict[str, Any]()
@@ -56,7 +56,7 @@ def _call(value: ast.expr | None) -> dict[str, Any]:
     return {"name": ast.unparse(value.func), "arguments": arguments}
 
 
-def _literal(value: ast.expr) -> Any:
+def _literal(value: ast.expr) -> object:
     match value:
         case ast.Constant(value=str() | bool() | int() | None as constant):
             return constant

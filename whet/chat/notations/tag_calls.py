@@ -15,7 +15,7 @@ _INVOKE = re.compile(r'\s*<invoke name="([^">]+)">')
 _NAMED_PARAMETER = re.compile(r'\s*<parameter name="([^">]+)">(.*?)</parameter>', re.DOTALL)
 
 
-def tags_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any, int]:
+def tags_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
     """Read ``<function=NAME><parameter=KEY>VALUE</parameter></function>``. See ``Block``."""
     named = _FUNCTION.match(text, skip(SPACE, text, at))
     if not named:
@@ -31,7 +31,7 @@ def tags_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any
     return call, at
 
 
-def keys_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any, int]:
+def keys_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
     """Read ``NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>``. See ``Block``."""
     named = _NAME.match(text, at)
     if not named:
@@ -40,7 +40,7 @@ def keys_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any
     return call, closed(text, at, after)
 
 
-def invoke_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[Any, int]:
+def invoke_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
     """Read ``<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>``, several times. See ``Block``."""
     calls = []
     while named := _INVOKE.match(text, at):
@@ -54,7 +54,7 @@ def invoke_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[A
 
 def _call_of(
     name: str, pattern: re.Pattern[str], opening: str, text: str, at: int, tools: Tools | None
-) -> tuple[Any, int]:
+) -> tuple[object, int]:
     """Return a call and its end. ``pattern`` matches one argument."""
     arguments, parameters = dict[str, Any](), functions(tools).get(name, {})
     while argument := pattern.match(text, at):

@@ -1,6 +1,7 @@
 """Requests to one server of an engine, and the interface that each protocol implements."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -61,8 +62,16 @@ class Api(Scoring, Protocol):
         """Raise ``ConfigError`` if the server can't do what a run needs."""
         ...
 
-    async def generate(self, prompt: list[int], params: SamplingParams, limit: int, salt: str | None) -> Sampled:
-        """Return at most ``limit`` sampled tokens. ``salt`` separates prefix caches."""
+    async def generate(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        limit: int,
+        salt: str | None,
+        sampled: Callable[[list[int]], None] | None = None,
+    ) -> Sampled:
+        """Return at most ``limit`` sampled tokens. ``salt`` separates prefix caches. ``sampled`` gets the tokens as
+        they come."""
         ...
 
     async def pause(self, keep: bool) -> None:
@@ -93,7 +102,7 @@ class Client:
     def __init__(self, url: str, key: str | None, deadline: float, section: str = "generator") -> None:
         with extra("tasks", f"{section} on a server"):
             from whet.fetch.http import HttpClient
-        self.section = section
+        self.section, self._closed = section, False
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.url, self.deadline = url, deadline
         self._control = HttpClient(deadline, _MOST_BYTES, headers)
@@ -102,27 +111,60 @@ class Client:
     async def get(self, path: str) -> Any:
         return await self._ask(path, lambda: self._control.get(self.url + path))
 
-    async def post(self, path: str, body: Any = None) -> Any:
+    async def post(self, path: str, body: object = None) -> Any:
         return await self._ask(path, lambda: self._control.post(self.url + path, {} if body is None else body))
 
-    async def sample(self, path: str, body: Any) -> Any:
+    async def sample(self, path: str, body: object) -> Any:
         """Post a request that may take any time. It is repeated after a failure of the network: its result is a
         function of weights, prompt and seed."""
         return await self._ask(path, lambda: self._sampling.post(self.url + path, body))
+
+    async def follow(self, path: str, body: object, begin: Callable[[], Callable[[Any], None]]) -> Any:
+        """Post a request whose answer comes as events. Each attempt gives them to a new receiver. Return None, or the
+        answer of a server that sends it whole."""
+        from whet.fetch.http import Answer, UnansweredError
+
+        async def send() -> Answer:
+            receive, complete = begin(), False
+
+            def event(data: str) -> None:
+                nonlocal complete
+                complete = complete or data == "[DONE]"
+                if not complete:
+                    receive(self._event(path, data))
+
+            answer = await self._sampling.follow(self.url + path, body, event)
+            if answer.status == 200 and not answer.text and not complete:
+                raise UnansweredError("the stream broke off")
+            return answer
+
+        return await self._ask(path, send) or None
+
+    def _event(self, path: str, data: str) -> Any:
+        """Return the value of an event. Raises ``GeneratorError`` for an error of the server."""
+        try:
+            value = json.loads(data)
+        except ValueError:
+            raise GeneratorError(f"the server {self.url} streams no JSON at {path}: {data[:200]!r}") from None
+        if isinstance(value, dict) and value.get("error"):
+            raise GeneratorError(f"the server {self.url} failed at {path}: {str(value['error'])[:500]}")
+        return value
 
     async def status(self, path: str) -> int:
         """Return the HTTP status of a page; 0 if the server doesn't answer."""
         from whet.fetch.http import UnansweredError
 
+        self._check_open()
         try:
             return (await self._control.get(self.url + path)).status
         except UnansweredError:
             return 0
 
-    async def _ask(self, path: str, send: Any) -> Any:
+    async def _ask(self, path: str, send: Any) -> object:
         from whet.fetch.http import Answer, UnansweredError, retried
 
         async def attempt(number: int) -> Answer:
+            self._check_open()
             answer: Answer = await send()
             if answer.status in _REPEATED:
                 raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}")
@@ -146,7 +188,12 @@ class Client:
         except ValueError:
             raise GeneratorError(f"the server {self.url} answers {path} with no JSON: {answer.text[:200]!r}") from None
 
+    def _check_open(self) -> None:
+        if self._closed:  # by a router that found the server lost, while this call waited
+            raise GeneratorError(f"the connection to the server {self.url} is closed")
+
     async def close(self) -> None:
+        self._closed = True
         await self._control.close()
         await self._sampling.close()
 

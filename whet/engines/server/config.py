@@ -3,11 +3,11 @@
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from whet.base.dtype import FileDtype
+from whet.base.lazy import FileDtype
 from whet.core.types import Distribution
 from whet.engines.config import Deployment, GeneratorConfig
 from whet.engines.server.access import key_in, plain_address
@@ -49,7 +49,7 @@ class RemoteConfig(GeneratorConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_replica_for_each_url(cls, values: Any) -> Any:
+    def _one_replica_for_each_url(cls, values: object) -> object:
         if not isinstance(values, dict) or not isinstance(values.get("urls"), list | tuple):
             return values
         count = len(values["urls"])
@@ -92,7 +92,7 @@ class RemoteConfig(GeneratorConfig):
         model: "PretrainedConfig",
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         deployment: Deployment | None = None,
-    ) -> "Engine[Any]":
+    ) -> "Engine[object]":
         """See ``GeneratorConfig``. The engines share a folder, to which the weights are written once."""
         if self.dtype == "auto":
             return self.resolve_auto(model, "cpu").build(model, tokenizer, deployment)
@@ -113,6 +113,6 @@ class RemoteConfig(GeneratorConfig):
 
     def build_replica(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
-    ) -> "Engine[Any]":
+    ) -> "Engine[object]":
         """Return the engines of all servers."""
         return self.build(model, tokenizer, deployment)

@@ -12,12 +12,12 @@ server to return, and samples after the next refit.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from whet.base.dtype import torch_dtype
 from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
+from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.server.client import Api, Client, RefusedError, Sampled, check_tokenizer
 from whet.engines.server.config import RemoteConfig
@@ -87,6 +87,22 @@ class ServerGenerator:
         Raises ``WhetError`` for invalid parameters, ``DeadlineError`` if the server makes no progress and
         ``GeneratorError`` if it is gone or has other weights.
         """
+        return await self._sample(prompt, params, None)
+
+    async def stream(
+        self, prompt: list[int], params: SamplingParams, session: str, sampled: Callable[[list[int]], None]
+    ) -> Completion:
+        """See ``StreamingEngine``: as many tokens at a time as the server sends."""
+
+        def receive(tokens: list[int]) -> None:
+            self._progress = time.monotonic()
+            sampled(tokens)
+
+        return await self._sample(prompt, params, receive)
+
+    async def _sample(
+        self, prompt: list[int], params: SamplingParams, sampled: Callable[[list[int]], None] | None
+    ) -> Completion:
         await self._settled.wait()
         self._check(prompt, params)
         limit = min(params.max_new_tokens, self.config.max_context - len(prompt))
@@ -96,7 +112,7 @@ class ServerGenerator:
         salt = self._label(self.version) if self.config.on_refit == "keep" else None
         if not self._in_flight:
             self._progress = time.monotonic()  # an idle server has no answers
-        task = asyncio.ensure_future(api.generate(prompt, params, limit, salt))
+        task = asyncio.ensure_future(api.generate(prompt, params, limit, salt, sampled))
         self._in_flight.add(task)
         try:
             while not task.done():
@@ -113,7 +129,7 @@ class ServerGenerator:
 
     def _check(self, prompt: list[int], params: SamplingParams) -> None:
         if self._closed:
-            raise WhetError("the generator is closed")
+            raise GeneratorError("the generator is closed")
         if not self.weights_complete:
             raise RefitError(f"the server {self.url} has no weights of this run; publish them first")
         check_request(prompt, params, self._vocab, stops=self.tokenizer is not None)
@@ -190,7 +206,7 @@ class ServerGenerator:
             self.folder.leave(self)
             self._settled.set()
 
-    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+    async def call(self, target: str, method: str, *args: object) -> list[Any]:
         """See ``EngineRanks``. The writer's calls reach the object ``target``, which reads weights; when they are
         complete, every engine has its server load them."""
         answers = [await self.folder.call(target, method, *args)] if self.folder.writer is self else []
@@ -217,7 +233,7 @@ class ServerGenerator:
     async def _started(self) -> Api:
         async with self._starting:
             if self._closed:
-                raise WhetError("the generator is closed")
+                raise GeneratorError("the generator is closed")
             if self._api is None:
                 self._client = self._client or Client(self.url, self.config.key(), self.config.deadline)
                 protocol = VllmApi if self.config.protocol == "vllm" else SglangApi

@@ -1,14 +1,36 @@
 """SGLang's HTTP interface: ``/generate`` with token ids and log-probs, ``/update_weights_from_disk``."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from whet.base.errors import ConfigError, GeneratorError, RefitError
+from whet.base.strict_json import JsonObject
 from whet.engines.base import SamplingParams
+from whet.engines.handed_out import HandedOut
 from whet.engines.server.client import Client, RefusedError, Sampled, Scored
 
 log = logging.getLogger(__name__)
+
+
+class _Stream:
+    """Receives the events of one completion and puts them together as the whole answer. An event has all tokens so far,
+    or, if the server was started with ``--incremental-streaming-output``, the new ones."""
+
+    def __init__(self, sampled: Callable[[list[int]], None]) -> None:
+        self._sampled = sampled
+        self._rows: list[Any] = []
+        self.answer: JsonObject = {}
+
+    def receive(self, event: JsonObject) -> None:
+        facts = event["meta_info"]
+        rows = facts["output_token_logprobs"]
+        first = int(facts["completion_tokens"]) - len(rows)  # the place of its first token in the completion
+        new = rows[len(self._rows) - first :]
+        self._rows += new
+        self.answer = event | {"meta_info": facts | {"output_token_logprobs": self._rows}}
+        self._sampled([int(token) for _, token, *_ in new])
 
 
 class SglangApi:
@@ -20,11 +42,11 @@ class SglangApi:
     async def find(self, context: int | None, setting: str) -> None:
         await self._found(context, setting)
 
-    async def _found(self, context: int | None, setting: str) -> dict[str, Any]:
+    async def _found(self, context: int | None, setting: str) -> JsonObject:
         """Return the facts that the server tells."""
         url = self._client.url
         try:
-            facts: dict[str, Any] = await self._client.get("/get_server_info")
+            facts: JsonObject = await self._client.get("/get_server_info")
             named = {facts.get("served_model_name"), facts.get("model_path")}
         except (RefusedError, AttributeError, TypeError) as error:
             raise ConfigError(f"{url} is not a server of SGLang: {error}") from None
@@ -88,8 +110,15 @@ class SglangApi:
             ) from None
         return rows
 
-    async def generate(self, prompt: list[int], params: SamplingParams, limit: int, salt: str | None) -> Sampled:
-        settings: dict[str, Any] = {
+    async def generate(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        limit: int,
+        salt: str | None,
+        sampled: Callable[[list[int]], None] | None = None,
+    ) -> Sampled:
+        settings: JsonObject = {
             "temperature": 0.0 if params.greedy else params.distribution.temperature,
             "sampling_seed": params.seed % 2**31,
             "max_new_tokens": limit,
@@ -99,9 +128,9 @@ class SglangApi:
             "ignore_eos": True,
             "skip_special_tokens": False,
         }
-        body = {"input_ids": prompt, "sampling_params": settings, "return_logprob": True}
-        answer = await self._client.sample("/generate", body)
+        body: JsonObject = {"input_ids": prompt, "sampling_params": settings, "return_logprob": True}
         try:
+            answer = await self._answer(body, sampled)
             facts = answer["meta_info"]
             logprobs, tokens = [], []
             for logprob, token, *_ in facts["output_token_logprobs"]:
@@ -115,6 +144,20 @@ class SglangApi:
                 f"({type(error).__name__}: {error}); a newer version of SGLang is needed"
             ) from None
         return Sampled(tokens, logprobs, "aborted" if kind == "abort" else kind, ("", label), cached)
+
+    async def _answer(self, body: JsonObject, sampled: Callable[[list[int]], None] | None) -> Any:
+        """Return the answer to a request of tokens, as it comes whole or by events."""
+        stream = _Stream(lambda _: None)
+        if sampled is None:
+            return await self._client.sample("/generate", body)
+        handed_out = HandedOut(sampled)
+
+        def begin() -> Callable[[Any], None]:
+            nonlocal stream
+            stream = _Stream(handed_out.from_the_first())
+            return stream.receive
+
+        return await self._client.follow("/generate", body | {"stream": True}, begin) or stream.answer
 
     async def pause(self, keep: bool) -> None:
         await self._client.post("/pause_generation", {"mode": "retract"})

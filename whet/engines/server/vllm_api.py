@@ -1,18 +1,42 @@
 """vLLM's HTTP interface, as in version 0.32: tokens in and out by ``/inference/v1/generate``, weights by its
 interface for development (``VLLM_SERVER_DEV_MODE=1``)."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from whet.base.errors import ConfigError, GeneratorError
+from whet.base.strict_json import JsonObject
 from whet.core.types import Distribution
 from whet.engines.base import SamplingParams
+from whet.engines.handed_out import HandedOut
 from whet.engines.server.client import Client, RefusedError, Sampled, Scored
 
 _START = (
     "start it with VLLM_SERVER_DEV_MODE=1 vllm serve ... --enable-scale-out --logprobs-mode processed_logprobs "
     "--enable-prompt-tokens-details --generation-config vllm"
 )
+
+
+class _Stream:
+    """Receives the events of one completion, which hold new tokens, and puts them together as the whole answer."""
+
+    def __init__(self, sampled: Callable[[list[int]], None]) -> None:
+        self._sampled = sampled
+        self._content: list[Any] = []
+        self._choice: JsonObject = {"token_ids": [], "logprobs": {"content": self._content}}
+        self.answer: JsonObject = {"choices": [self._choice]}
+
+    def receive(self, event: JsonObject) -> None:
+        if event.get("usage"):  # of the last event, which has no tokens
+            self.answer["usage"] = event["usage"]
+        for part in event["choices"]:
+            tokens = list(part["token_ids"] or ())
+            if tokens:
+                self._choice["token_ids"] += tokens
+                self._content += part["logprobs"]["content"]
+                self._sampled(tokens)
+            self._choice |= {name: part.get(name) for name in ("finish_reason", "weight_versions")}
 
 
 class VllmApi:
@@ -77,10 +101,17 @@ class VllmApi:
             ) from None
         return rows
 
-    async def generate(self, prompt: list[int], params: SamplingParams, limit: int, salt: str | None) -> Sampled:
+    async def generate(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        limit: int,
+        salt: str | None,
+        sampled: Callable[[list[int]], None] | None = None,
+    ) -> Sampled:
         d = params.distribution
         filters = {} if params.greedy else {"top_k": d.top_k, "top_p": d.top_p, "min_p": d.min_p}
-        settings: dict[str, Any] = {
+        settings: JsonObject = {
             "temperature": 0.0 if params.greedy else d.temperature,
             "seed": params.seed % 2**63,
             "max_tokens": limit,
@@ -93,11 +124,11 @@ class VllmApi:
             "logprobs": 0,  # only for the sampled token
             **filters,
         }
-        body: dict[str, Any] = {"model": self._model, "token_ids": prompt, "sampling_params": settings}
+        body: JsonObject = {"model": self._model, "token_ids": prompt, "sampling_params": settings}
         if salt is not None:
             body["cache_salt"] = salt
-        answer = await self._client.sample("/inference/v1/generate", body)
         try:
+            answer = await self._answer(body, sampled)
             choice = answer["choices"][0]
             tokens = list(choice["token_ids"] or ())
             logprobs = [float(each["logprob"]) for each in choice["logprobs"]["content"]] if tokens else []
@@ -111,6 +142,21 @@ class VllmApi:
                 f"({type(error).__name__}: {error}); {_START}"
             ) from None
         return Sampled(tokens, logprobs, finish, (spans[0], spans[-1]) if spans else ("", ""), cached)
+
+    async def _answer(self, body: JsonObject, sampled: Callable[[list[int]], None] | None) -> Any:
+        """Return the answer to a request of tokens, as it comes whole or by events."""
+        path, stream = "/inference/v1/generate", _Stream(lambda _: None)
+        if sampled is None:
+            return await self._client.sample(path, body)
+        handed_out = HandedOut(sampled)
+
+        def begin() -> Callable[[Any], None]:
+            nonlocal stream
+            stream = _Stream(handed_out.from_the_first())
+            return stream.receive
+
+        asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+        return await self._client.follow(path, asked, begin) or stream.answer
 
     async def pause(self, keep: bool) -> None:
         await self._client.post("/pause?mode=keep")
@@ -135,7 +181,7 @@ class VllmApi:
         await self._client.post("/resume")
 
 
-def _scored(entries: dict[str, dict[str, Any]], token: int, k: int) -> Scored:
+def _scored(entries: dict[str, JsonObject], token: int, k: int) -> Scored:
     """Read one position: the ``k`` most likely tokens, and the prompt's token if it is not among them."""
     ranked = sorted(entries.items(), key=lambda entry: int(entry[1]["rank"]))[:k]
     return Scored(float(entries[str(token)]["logprob"]), [(int(name), float(each["logprob"])) for name, each in ranked])

@@ -10,16 +10,17 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from whet.base.errors import ConfigError
-from whet.engines.torch.decode_attention import ROWS
 from whet.engines.torch.engine_model import EngineModel, Rows, cannot_sample, unsupported_layers
 from whet.engines.torch.prefix import Prefix
+from whet.engines.torch.tiles import ROWS
 from whet.models.attention.states import fork, new_cache
+from whet.models.images import Embedded, embedded_parts
 from whet.models.moe.experts import experts_of, use_grouped_experts
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class _Bunch:
     """Rows that continue one prompt together."""
 
     cache: dict[str, "Cache"]
+    shift: int  # of the prompt; see ``Prefix``
     taken: int = 0
 
 
@@ -65,7 +67,7 @@ class StateRows:
             assert isinstance(prefix, Snapshot)
             bunch = open_ones.get(id(prefix))
             if bunch is None or bunch.taken == self.width:
-                bunch = open_ones[id(prefix)] = _Bunch(fork(prefix.cache, [0] * self.width))
+                bunch = open_ones[id(prefix)] = _Bunch(fork(prefix.cache, [0] * self.width), prefix.shift)
             self.places.append((bunch, bunch.taken))
             bunch.taken += 1
 
@@ -73,6 +75,9 @@ class StateRows:
         """Drop a finished row. The last row takes its number."""
         self.places[row] = self.places[-1]
         self.places.pop()
+
+    def commit(self, counts: Sequence[int]) -> None:
+        """Do nothing: a state can't be taken back, so each row was fed one token."""
 
     def bunches(self, tokens: Sequence[int]) -> dict[_Bunch, list[int]]:
         """Return each bunch with the next token at each of its places."""
@@ -87,9 +92,7 @@ def open_engine(model: "PreTrainedModel", pack: bool = True, images: "ImageProce
     none."""
     if not unsupported_layers(model.config):
         return EngineModel(model, pack, images)
-    if images is not None:
-        raise ConfigError(f"{type(model).__name__} has layers that are not plain attention; it can't read images yet")
-    return CachedModel(model, pack)
+    return CachedModel(model, pack, images)
 
 
 class CachedModel(EngineModel):
@@ -104,7 +107,7 @@ class CachedModel(EngineModel):
         use_grouped_experts(model)
         self.width = 1 if any(True for _ in experts_of(model)) else WIDTH
 
-    def open_rows(self, capacity: int) -> tuple[Rows, Callable[[list[int]], Tensor]]:
+    def open_rows(self, capacity: int) -> tuple[Rows, Callable[[Sequence[Sequence[int]]], Tensor]]:
         rows = StateRows(self.width)
         return rows, partial(self._decode, rows)
 
@@ -117,10 +120,13 @@ class CachedModel(EngineModel):
     ) -> list[tuple[Prefix, Tensor]]:
         """Return the state after each prompt, and the logits [V] after its last token. ``prefixes`` are not used."""
         states: list[tuple[Prefix, Tensor]] = []
-        for prompt in prompts:
-            state = new_cache(self.model)
-            (logits,) = self._run([list(prompt)], state)
-            states.append((Snapshot(len(prompt), cache=state), logits))
+        for prompt, urls in zip(prompts, images or [()] * len(prompts), strict=True):
+            state, shift, inputs = new_cache(self.model), 0, None
+            if self.images is not None and urls:
+                whole = range(len(prompt))
+                inputs, (shift,) = embedded_parts(self.model, [prompt], [whole], [urls], self.images)
+            (logits,) = self._run([list(prompt)], state, 0, inputs)
+            states.append((Snapshot(len(prompt), cache=state, shift=shift), logits))
         return states
 
     def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
@@ -131,20 +137,32 @@ class CachedModel(EngineModel):
         scores = []
         for token in tokens:
             scores.append(float(torch.log_softmax(logits.double(), dim=-1)[token]))
-            logits = feed([token])[0]
+            logits = feed([[token]])[0]
         return scores
 
     @torch.no_grad()
-    def _decode(self, rows: StateRows, tokens: list[int]) -> Tensor:
-        """Feed each row its token; return the logits [rows or more, V] of the next."""
-        results = {bunch: self._run([[t] for t in fed], bunch.cache) for bunch, fed in rows.bunches(tokens).items()}
+    def _decode(self, rows: StateRows, fed: Sequence[Sequence[int]]) -> Tensor:
+        """Feed each row its one token; return the logits [rows or more, V] of the next."""
+        bunches = rows.bunches([token for (token,) in fed])
+        results = {
+            bunch: self._run([[t] for t in tokens], bunch.cache, bunch.shift) for bunch, tokens in bunches.items()
+        }
         logits = [results[bunch][place] for bunch, place in rows.places]
         return torch.stack(logits + logits[-1:] * (-len(logits) % ROWS))
 
-    def _run(self, rows: list[list[int]], state: dict[str, "Cache"]) -> Tensor:
-        """Return the logits [rows, V] after the last token of each row."""
-        ids = torch.tensor(rows, device=self.device)
-        last: Tensor = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **state).logits[:, -1]
+    def _run(
+        self, rows: list[list[int]], state: dict[str, "Cache"], shift: int = 0, embedded: Embedded | None = None
+    ) -> Tensor:
+        """Return the logits [rows, V] after the last token of each row. ``shift``: see ``Prefix``; ``embedded``: the
+        inputs of the only row, instead of its tokens."""
+        inputs: dict[str, Any] = {"input_ids": torch.tensor(rows, device=self.device)}
+        if self.images is not None and self.images.with_grids:  # otherwise the model remembers an earlier prompt's
+            (cache,) = state.values()
+            place = torch.arange(len(rows[0]), device=self.device) + cache.get_seq_length() + shift
+            inputs["position_ids"] = place.expand(3, len(rows), -1)
+        if embedded is not None:
+            inputs = embedded.arguments(torch.arange(len(rows[0]), device=self.device)[None])
+        last: Tensor = self.model(**inputs, use_cache=True, logits_to_keep=1, **state).logits[:, -1]
         return last.clone()
 
 

@@ -1,16 +1,22 @@
 """The settings of the in-process generator, in a separate module so that a recipe is read without torch."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from whet.base.dtype import torch_dtype
+from whet.base.lazy import torch_dtype
+from whet.config import Component
 from whet.engines.config import Deployment, GeneratorConfig
+from whet.engines.speculative import NGram
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from whet.engines.torch.generator import TorchGenerator
+
+
+SPECULATIVE = {"ngram": "whet.engines.speculative:NGram"}
+"""The kinds of guesses by their names in recipes."""
 
 
 class TorchGeneratorConfig(GeneratorConfig):
@@ -27,6 +33,9 @@ class TorchGeneratorConfig(GeneratorConfig):
     """Maximum number of prompt tokens in one forward pass (a longer prompt runs alone)."""
     prefix_tokens: int = Field(default=8192, ge=0)
     """Size of the prefix cache in tokens; models with recurrent layers don't use it."""
+    speculative: Annotated[NGram, Component(SPECULATIVE)] | None = None
+    """Guess several tokens and verify them at once, in rows that a forward pass computes anyway: ``ngram``. Changes no
+    token and no log-prob, and is faster if few requests are in flight and answers repeat themselves or their prompt."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of this process's compute thread, which is shared with learners of ``cluster=local``; None: torch's
     default."""
@@ -38,8 +47,13 @@ class TorchGeneratorConfig(GeneratorConfig):
     peak, and a step takes up to a fifth longer. None: if less than a quarter of the memory is available."""
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
-        from whet.engines.torch.engine_model import cannot_sample
+        from whet.engines.torch.engine_model import cannot_sample, unsupported_layers
 
+        if self.speculative is not None and (why := unsupported_layers(model)) is not None:
+            return (
+                f"generator.speculative can't be used with {model.model_type}: {why}, so it is sampled with "
+                "transformers' cache, from which wrong guesses can't be taken back; leave generator.speculative out"
+            )
         return cannot_sample(model)
 
     def build_replica(

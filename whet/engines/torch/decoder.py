@@ -1,9 +1,11 @@
-"""Continuous batching: requests wait in a queue, take free rows, and advance by one token per step. Used by a single
-thread, without asyncio, pauses or deadlines."""
+"""Continuous batching: requests wait in a queue, take free rows, and advance by one token per step, or by several if
+they were guessed. Used by a single thread, without asyncio, pauses or deadlines."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
+from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
@@ -14,10 +16,11 @@ from torch import Tensor
 from whet.core.expert_ids import Ids, unknown
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.sampling import likeliest_tokens, sample_tokens, uniform_stream
-from whet.engines.torch.decode_attention import BLOCK, ROWS
 from whet.engines.torch.engine_model import EngineModel
+from whet.engines.torch.guesses import Guesser
 from whet.engines.torch.prefix import Prefix
 from whet.engines.torch.prefix_cache import CachedPrefix, PrefixCache, common_prefix
+from whet.engines.torch.tiles import BLOCK, ROWS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,6 +34,7 @@ class Request:
     params: SamplingParams
     limit: int  # maximum number of tokens: its own limit or the room in the context
     uniforms: np.ndarray = field(init=False)  # [limit] one draw per token
+    text: np.ndarray = field(init=False)  # [prompt + limit] tokens of the prompt and those sampled so far
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     likeliest: list[dict[int, float]] = field(default_factory=list)  # if the parameters ask for them
@@ -44,9 +48,12 @@ class Request:
 
     def __post_init__(self) -> None:
         self.uniforms = uniform_stream(self.params.seed, max(self.limit, 0))
+        self.text = np.zeros(len(self.prompt) + max(self.limit, 0), np.int64)
+        self.text[: len(self.prompt)] = self.prompt
 
     def take(self, token: int, logprob: float, version: int, tokenizer: "PreTrainedTokenizerBase | None") -> None:
         """Append a sampled token and check whether it ends the completion."""
+        self.text[len(self.prompt) + len(self.tokens)] = token
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions = (version if self.versions is None else self.versions[0], version)
@@ -81,6 +88,8 @@ class Counters:
     prefill_tokens: int = 0  # prompt tokens that were computed
     decode_steps: int = 0
     sampled_tokens: int = 0
+    guessed_tokens: int = 0
+    kept_guesses: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0  # forward passes of the model
     sampling_seconds: float = 0.0
@@ -103,9 +112,11 @@ class Decoder:
         max_batch: int,
         prefill_tokens: int,
         prefix_tokens: int,
+        guesser: Guesser | None = None,
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.max_batch, self.prefill_tokens = max_batch, prefill_tokens
+        self.guesser = guesser
         self.queue: deque[Request] = deque()
         self.rows: list[Request] = []  # row i of the cache is rows[i]
         self.cache, self.feed = engine.open_rows(max_batch)
@@ -133,17 +144,28 @@ class Decoder:
         ended += self._admit()
         if self.rows:
             started = perf_counter()
-            logits = self.feed([request.tokens[-1] for request in self.rows])
-            if self.engine.experts is not None:
-                for request, ids in zip(self.rows, self.engine.experts, strict=False):
-                    request.experts.append(ids[None])
+            guesses = self._guesses()
+            fed = [[request.tokens[-1], *guess] for request, guess in zip(self.rows, guesses, strict=True)]
+            logits = self.feed(fed)
             sampled = perf_counter()
-            self._sample(self.rows, logits)
+            counts = self._sample(self.rows, logits, guesses)
+            self.cache.commit(counts)
+            if self.engine.experts is not None:
+                starts = accumulate(map(len, fed), initial=0)
+                for request, start, count in zip(self.rows, starts, counts, strict=False):
+                    request.experts.append(self.engine.experts[start : start + count])
             self.counters.decode_steps += 1
             self.counters.decode_seconds += sampled - started
             self.counters.sampling_seconds += perf_counter() - sampled
             ended += self._drop(lambda request: request.finish is not None)
         return ended
+
+    def _guesses(self) -> list[list[int]]:
+        """Return guesses of the tokens after the next one of each row, none beyond its limit."""
+        if self.guesser is None:
+            return [[]] * len(self.rows)
+        texts = [request.text[: len(request.prompt) + len(request.tokens)] for request in self.rows]
+        return self.guesser.guess(texts, [request.limit - len(request.tokens) - 1 for request in self.rows])
 
     def _drop(self, done: Callable[[Request], bool]) -> list[Request]:
         dropped = []
@@ -225,17 +247,35 @@ class Decoder:
             before = prompt
         return pack, later
 
-    def _sample(self, requests: Sequence[Request], logits: Tensor) -> None:
+    def _sample(
+        self, requests: Sequence[Request], logits: Tensor, guesses: Sequence[Sequence[int]] | None = None
+    ) -> list[int]:
+        """Sample the next token of each request and, while the tokens are the guessed ones, the ones after it.
+        Return how many each got. ``logits``: for each request the ones after its newest token and after each guess."""
+        guesses = guesses or [[]] * len(requests)
+        places = [(request, i) for request, guess in zip(requests, guesses, strict=True) for i in range(len(guess) + 1)]
         tokens, logprobs = sample_tokens(
             logits,
-            [float(request.uniforms[len(request.tokens)]) for request in requests],
-            [request.params.distribution for request in requests],
-            [request.params.greedy for request in requests],
+            [float(request.uniforms[len(request.tokens) + i]) for request, i in places],
+            [request.params.distribution for request, _ in places],
+            [request.params.greedy for request, _ in places],
         )
-        if not np.isfinite(logprobs).all():
-            raise FloatingPointError("the model's logits are not finite; the weights are damaged")
-        for row, (request, token, logprob) in enumerate(zip(requests, tokens, logprobs, strict=True)):
-            if count := request.params.likeliest:
-                request.likeliest.append(likeliest_tokens(logits[row], count))
-            request.take(token, logprob, self.version, self.tokenizer)
-        self.counters.sampled_tokens += len(requests)
+        counts = []
+        first = 0
+        for request, guess in zip(requests, guesses, strict=True):
+            for row, guessed in enumerate([*guess, None], first):
+                if not isfinite(logprobs[row]):
+                    raise FloatingPointError("the model's logits are not finite; the weights are damaged")
+                if count := request.params.likeliest:
+                    request.likeliest.append(likeliest_tokens(logits[row], count))
+                request.take(tokens[row], logprobs[row], self.version, self.tokenizer)
+                if tokens[row] != guessed or request.finish is not None:
+                    break
+            counts.append(row + 1 - first)
+            first += len(guess) + 1
+        self.counters.sampled_tokens += sum(counts)
+        if self.guesser is not None and len(places) > len(requests):
+            self.guesser.verified(guesses, [count - 1 for count in counts])
+            self.counters.guessed_tokens += len(places) - len(requests)
+            self.counters.kept_guesses += sum(counts) - len(requests)
+        return counts

@@ -13,8 +13,9 @@ from torch import Tensor
 from whet.base.errors import ConfigError, RefitError
 from whet.core.expert_ids import Ids
 from whet.engines.torch import decode_attention
-from whet.engines.torch.decode_attention import ROWS, DecodeCache
+from whet.engines.torch.decode_attention import DecodeCache
 from whet.engines.torch.prefix import Prefill, Prefix
+from whet.engines.torch.tiles import ROWS
 from whet.models.attention.forest import decoder_of, select_in_decoder, supports_forest
 from whet.models.attention.states import supports_cached_decoding
 from whet.models.images import Embedded, embedded_parts
@@ -128,6 +129,10 @@ class Rows(Protocol):
         """Drop a row; the last one takes its number."""
         ...
 
+    def commit(self, counts: Sequence[int]) -> None:
+        """End a forward pass: of the tokens that each row was fed the first ``counts`` stay."""
+        ...
+
 
 class EngineModel:
     """Runs prefill and decode steps of ``model``, which it modifies: attention is replaced, linear layers are
@@ -161,9 +166,9 @@ class EngineModel:
             raise ConfigError(f"{why}; leave it out")
         self.recorder = RouteRecorder(self.model)
 
-    def open_rows(self, capacity: int) -> tuple[Rows, Callable[[list[int]], Tensor]]:
-        """Return an empty set of up to ``capacity`` rows, and a function that feeds each row its token and returns the
-        logits [rows or more, V] of the next."""
+    def open_rows(self, capacity: int) -> tuple[Rows, Callable[[Sequence[Sequence[int]]], Tensor]]:
+        """Return an empty set of up to ``capacity`` rows, and a function that feeds each row its tokens and returns the
+        logits [tokens or more, V] after each."""
         cache = DecodeCache(capacity, self.device)
         return cache, partial(self.decode, cache)
 
@@ -213,10 +218,10 @@ class EngineModel:
         tokens = [prompt[i] for prompt, part in zip(prompts, new, strict=True) for i in part] + padding
         positions = [position for part in new for position in part] + padding
         last = (torch.tensor([len(part) for part in new]).cumsum(0) - 1).tolist()
-        state = Prefill(lengths, prefixes)
         embedded, shifts = None, [0] * len(prompts)
         if self.images is not None and images is not None and any(images):
             embedded, shifts = embedded_parts(self.model, prompts, new, images, self.images)
+        state = Prefill(lengths, prefixes, None if embedded is None else embedded.ahead)
         keep = last + last[-1:] * (-len(last) % ROWS)
         logits = self._forward(state, tokens, positions, keep, embedded)
         if any(len(prefix.keys) != self.layers for prefix in state.prefixes):
@@ -232,12 +237,11 @@ class EngineModel:
         return [(prefix, row.clone()) for prefix, row in zip(state.prefixes, logits, strict=False)]
 
     @torch.no_grad()
-    def decode(self, cache: DecodeCache, tokens: list[int]) -> Tensor:
-        """Feed each active row its token; return the logits [rows rounded up to a multiple of 16, V] of the next."""
-        rows, positions = cache.begin()
-        logits = self._forward(cache, tokens + [0] * (rows - len(tokens)), positions, None)
-        cache.commit()
-        return logits
+    def decode(self, cache: DecodeCache, fed: Sequence[Sequence[int]]) -> Tensor:
+        """Feed each active row its tokens; return the logits [tokens rounded up to a multiple of 16, V] after each."""
+        total, positions = cache.begin([len(tokens) for tokens in fed])
+        tokens = [token for row in fed for token in row]
+        return self._forward(cache, tokens + [0] * (total - len(tokens)), positions, None)
 
     def _forward(
         self,
@@ -271,7 +275,7 @@ class EngineModel:
         rows, feed = self.open_rows(len(tokens))
         fed = range(len(prompt) - 1, len(text) - 1)
         rows.join(prefix.first(place) for place in fed)
-        logits = feed([text[place] for place in fed])[: len(tokens)].double()
+        logits = feed([[text[place]] for place in fed])[: len(tokens)].double()
         return logits.log_softmax(dim=-1)[range(len(tokens)), list(tokens)].tolist()
 
 

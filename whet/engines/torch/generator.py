@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whet.base.dtype import torch_dtype
 from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
+from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.torch.cached_model import open_engine
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.decoder import Counters, Decoder, Request
 from whet.engines.torch.engine_model import OpenEngine, named_weights
+from whet.engines.torch.guesses import Guesser
 from whet.metrics import Metrics
 from whet.processes.compute import COMPUTE, compute
 from whet.processes.machine import bind
@@ -53,6 +54,8 @@ class TorchGenerator:
         supported routers. ``images`` is for a model that reads images."""
         if config.dtype != "auto" and model.dtype != torch_dtype(config.dtype):
             raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
+        if config.speculative is not None and (why := config.cannot_run(model.config)) is not None:
+            raise ConfigError(why)
         self.config = config
         self.tokenizer = tokenizer
         self.engine = open_engine(model, config.packed_weights, images)
@@ -60,7 +63,8 @@ class TorchGenerator:
             self.engine.record_experts()
         self.cores = cores
         prefix_tokens = config.prefix_tokens if self.engine.reuses_prefixes else 0
-        self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, prefix_tokens)
+        guesser = None if config.speculative is None else Guesser(config.speculative)
+        self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, prefix_tokens, guesser)
         self._reported = self._decoder.counters.copy()
         self._lock = threading.Lock()  # guards the fields below
         self._inbox: list[Request] = []
@@ -89,7 +93,11 @@ class TorchGenerator:
         """See ``Engine``."""
         spent = self.counters.since(self._reported)
         self._reported = self.counters.copy()
-        return prompt_metrics(spent.prompt_tokens, spent.prompt_tokens - spent.prefill_tokens)
+        metrics = prompt_metrics(spent.prompt_tokens, spent.prompt_tokens - spent.prefill_tokens)
+        if self.config.speculative is not None:
+            metrics.sum("time/generator/guessed_tokens", spent.guessed_tokens)
+            metrics.mean("time/generator/kept_share", spent.kept_guesses, spent.guessed_tokens)
+        return metrics
 
     # Sampling
 

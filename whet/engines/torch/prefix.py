@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from whet.core.expert_ids import Ids
 from whet.models.attention.dense import AttentionSettings, fused_attention, score_dtype, softmax
+from whet.models.attention.layout import Ahead
+from whet.models.device import placed
 
 QUERIES, KEYS = 64, 256  # size of a tile of the forward pass
 
@@ -21,7 +23,7 @@ class Prefix:
     keys: list[tuple[Tensor, ...]] = field(default_factory=list)  # per layer pieces [kv_heads, tokens, D]
     values: list[tuple[Tensor, ...]] = field(default_factory=list)  # per layer pieces [kv_heads, tokens, Dv]
     experts: Ids | None = None  # [length, layers, k], if recorded
-    shift: int = 0  # the position of the next token minus ``length``; see whet.models.positions
+    shift: int = 0  # the position of the next token minus ``length``; see whet.models.image_processor
 
     def first(self, length: int) -> "Prefix":
         """Return the prefix of the first tokens, without copying a piece that is mostly used."""
@@ -50,12 +52,16 @@ class Prefill:
     Each prompt attends to itself only, so its result is the same as for the prompt alone.
     """
 
-    def __init__(self, lengths: Sequence[int], cached: Sequence[Prefix]) -> None:
+    def __init__(self, lengths: Sequence[int], cached: Sequence[Prefix], ahead: Ahead | None = None) -> None:
+        """``ahead``: the later tokens that the new tokens of all prompts see. A cached prefix doesn't end among
+        them."""
         self.prefixes = [Prefix(length) for length in lengths]
         self.cached = cached
+        self.ahead = ahead
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
         out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
+        ahead = None if self.ahead is None else self.ahead.of_layer(settings.window)
         start = 0
         for prefix, cached in zip(self.prefixes, self.cached, strict=True):
             if len(prefix.keys) != layer:
@@ -65,30 +71,36 @@ class Prefill:
             prefix.keys.append((*before[0], key[0, :, part].clone(memory_format=torch.contiguous_format)))
             prefix.values.append((*before[1], value[0, :, part].clone(memory_format=torch.contiguous_format)))
             keys, values = torch.cat(prefix.keys[layer], dim=1), torch.cat(prefix.values[layer], dim=1)
-            out[0, part] = _causal(query[0, :, part], keys, values, settings)
+            later = None if ahead is None else ahead[part]
+            out[0, part] = _causal(query[0, :, part], keys, values, settings, later)
             start = part.stop
         return out
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings) -> Tensor:
+def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings, ahead: Tensor | None = None) -> Tensor:
     """Return attention of the last tokens of a prompt to all of it, q [heads, N, D], k and v [kv_heads, length, D] ->
-    [N, heads, Dv]. Every product has the same shape, and a token the same place in it, for any N; on a GPU it is one
-    operation, whose last digits may differ."""
+    [N, heads, Dv]. ``ahead``, [N] on the CPU: how many later tokens each sees. Every product has the same shape, and a
+    token the same place in it, for any N; on a GPU it is one operation, whose last digits may differ."""
     (heads, new, width), (kv_heads, length, _), exact = q.shape, k.shape, score_dtype(q.dtype)
     first, pad = length - new, nn.functional.pad
     if q.device.type != "cpu" and settings.softcap is None and settings.sinks is None:
-        whole = first == 0 and (settings.window is None or length <= settings.window)
-        mask = None if whole else _visible(first, length, length, settings.window, q.device)
+        whole = first == 0 and (settings.window is None or length <= settings.window) and ahead is None
+        mask = None if whole else _visible(first, length, length, settings.window, q.device, ahead)
         return fused_attention(q[None], k[None], v[None], mask, settings.scale)[0].transpose(0, 1)
     tiles = pad(q, (0, 0, first % QUERIES, -length % QUERIES)).to(exact).view(heads, -1, QUERIES, width).transpose(0, 1)
     keys, values = (pad(x, (0, 0, 0, -length % KEYS)).to(exact).split(KEYS, dim=1) for x in (k, v))
+    later = None if ahead is None else pad(ahead, (first % QUERIES, -length % QUERIES)).split(QUERIES)
     outs = []
-    for number, tile in enumerate(tiles, first // QUERIES):
-        start, end = number * QUERIES, (number + 1) * QUERIES
-        seen = range(-(-end // KEYS))
+    for index, tile in enumerate(tiles):
+        start = (first // QUERIES + index) * QUERIES
+        end = last = start + QUERIES
+        if later is not None:
+            last = max(end, start + 1 + int((torch.arange(QUERIES) + later[index]).max()))
+        seen = range(-(-last // KEYS))
         queries = tile.reshape(kv_heads, -1, width)
         scores = torch.cat([queries @ keys[i].mT for i in seen], dim=-1).view(heads, QUERIES, -1)
-        hidden = ~_visible(start, end, scores.shape[-1], settings.window, q.device)
+        looks = None if later is None else later[index]
+        hidden = ~_visible(start, end, scores.shape[-1], settings.window, q.device, looks)
         bias = torch.zeros_like(hidden, dtype=exact).masked_fill_(hidden, float("-inf"))
         p = softmax(scores, settings, bias).view(kv_heads, -1, scores.shape[-1]).split(KEYS, dim=-1)
         out = p[0] @ values[0]
@@ -98,7 +110,10 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings) -> Ten
     return torch.cat(outs, dim=1)[:, first % QUERIES :][:, :new].transpose(0, 1).to(q.dtype)
 
 
-def _visible(start: int, end: int, length: int, window: int | None, device: torch.device) -> Tensor:
+def _visible(
+    start: int, end: int, length: int, window: int | None, device: torch.device, ahead: Tensor | None = None
+) -> Tensor:
     """Return a mask of the keys that each query may see, [end - start, length]."""
     distance = torch.arange(start, end, device=device)[:, None] - torch.arange(length, device=device)
-    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+    seen = distance >= (0 if ahead is None else -placed(ahead, device)[:, None])
+    return seen if window is None else seen & (distance < window)

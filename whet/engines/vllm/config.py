@@ -3,17 +3,20 @@
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from whet.base.dtype import FileDtype
 from whet.base.errors import ConfigError
 from whet.base.extras import MissingExtraError
-from whet.config import Component, Config
+from whet.base.lazy import FileDtype
+from whet.base.strict_json import JsonObject
+from whet.config import Component
 from whet.core.types import Distribution
 from whet.engines.config import Deployment, GeneratorConfig
+from whet.engines.speculative import Guesses, NGram
 from whet.fetch.model import absolute_path
+from whet.models.layer_heads import heads_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -25,41 +28,27 @@ CPU_CACHE_GIB = 1.0
 _VOCABULARY = 64  # vLLM pads the vocabulary to a multiple of this
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The maximum ranks that vLLM supports."""
+WITH_IMAGES = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+"""The types of models that read images in vLLM as they do in the learner, which tests compare."""
 _GUESSES = (
     "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by an uninitialised "
     "temperature when it rejects a guess, and so samples from another distribution"
 )
 
 
-class Speculative(Config, ABC):
-    """The source of guesses of the next tokens, of which the model accepts as many as agree with its own sampling
-    (Leviathan et al., arXiv 2211.17192), so that samples keep the model's distribution and log-probs. In a subclass,
-    ``settings`` is vLLM's ``speculative_config``."""
-
-    tokens: int = Field(default=4, ge=1, le=32)
-    """Number of tokens that are guessed at a time."""
+class Speculative(Guesses, ABC):
+    """The source of guesses. The model accepts as many as agree with its own sampling, so that samples keep its
+    distribution and log-probs."""
 
     @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Return vLLM's settings, without the number of tokens."""
+    def settings(self) -> JsonObject:
+        """Return vLLM's ``speculative_config``, without the number of tokens."""
 
 
-class NGram(Speculative):
-    """Guesses the tokens that followed the same tokens earlier in the text. Costs nothing; helps if answers repeat
-    their prompt."""
+class VllmNGram(NGram, Speculative):
+    """``NGram`` for vLLM."""
 
-    longest: int = Field(default=4, ge=1)
-    """Number of tokens that are searched for first, then gradually fewer."""
-    shortest: int = Field(default=2, ge=1)
-    """Minimum number of tokens that are searched for."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> "NGram":
-        if self.shortest > self.longest:
-            raise ValueError(f"shortest = {self.shortest} is more than longest = {self.longest}")
-        return self
-
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {"method": "ngram", "prompt_lookup_max": self.longest, "prompt_lookup_min": self.shortest}
 
 
@@ -75,11 +64,11 @@ class Draft(Speculative):
     def _absolute(cls, model: str) -> str:
         return absolute_path(model)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         return {"method": "draft_model", "model": self.model, "draft_load_config": {"load_format": "auto"}}
 
 
-SPECULATIVE = {"ngram": f"{__name__}:NGram", "draft": f"{__name__}:Draft"}
+SPECULATIVE = {"ngram": f"{__name__}:VllmNGram", "draft": f"{__name__}:Draft"}
 """The kinds by their names in recipes."""
 
 
@@ -87,6 +76,7 @@ class VllmGeneratorConfig(GeneratorConfig):
     """The settings of a vLLM engine, which runs in separate processes."""
 
     pauses: ClassVar[bool] = True
+    reads_images: ClassVar[bool] = True
 
     dtype: Literal["auto"] | FileDtype = "auto"
     """The dtype of its computations. ``auto``: as ``learner.precision`` chooses; bfloat16 with ``quantization``."""
@@ -166,10 +156,10 @@ class VllmGeneratorConfig(GeneratorConfig):
         """Return a property of the model that can't be divided evenly among the ranks of an engine, or None."""
         text, ranks = model.get_text_config(), self.tensor
         heads = text.num_attention_heads
-        shared = getattr(text, "num_key_value_heads", None) or heads
         sizes = {f"{heads} heads": heads}
-        if ranks % shared:  # with fewer key-value heads than ranks, several ranks have the same one
-            sizes[f"{shared} key-value heads"] = shared
+        for shared in {layer.keys for layer in heads_of(text)}:
+            if ranks % shared:  # with fewer key-value heads than ranks, several ranks have the same one
+                sizes[f"{shared} key-value heads"] = shared
         for name in ("intermediate_size", "moe_intermediate_size"):
             size = getattr(text, name, None)
             if isinstance(size, int):
@@ -206,6 +196,11 @@ class VllmGeneratorConfig(GeneratorConfig):
                 "with GPUs, make install-vllm elsewhere (docs/vllm.md); or sample with generator=torch"
             )
         problem = self.cannot_run(model)
+        if deployment.images is not None and model.model_type not in WITH_IMAGES:
+            problem = (
+                f"generator.type=vllm reads images with {', '.join(WITH_IMAGES)}, not with {model.model_type}; set "
+                "generator=torch, or leave model.vision out"
+            )
         if problem is not None:
             raise ConfigError(problem)
         import torch

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from whet.base.dtype import torch_dtype
 from whet.base.errors import DeadlineError, GeneratorError, RefitError, WhetError
+from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.config import Deployment
 from whet.engines.vllm.adapter import NUMBER
 from whet.engines.vllm.config import VllmGeneratorConfig
+from whet.engines.vllm.images import image_inputs
 from whet.engines.vllm.processes import VllmProcesses
 from whet.engines.vllm.request import completion_of, vllm_params
 from whet.metrics import Metrics
@@ -111,7 +112,12 @@ class VllmGenerator:
             return Completion([], [], (self.version, self.version), "length")
         engine = await self._started()
         name = f"whet-{next(self._ids)}"
-        task = asyncio.ensure_future(self._collect(engine, name, prompt, vllm_params(params, limit), sampled))
+        inputs: Any = None
+        if params.images:
+            assert self.deployment.images is not None
+            inputs = await asyncio.to_thread(image_inputs, prompt, params.images, self.deployment.images)
+        work = self._collect(engine, name, prompt, inputs, vllm_params(params, limit), sampled)
+        task = asyncio.ensure_future(work)
         self._in_flight[name] = task
         try:
             while not task.done():
@@ -126,21 +132,25 @@ class VllmGenerator:
 
     def _check(self, prompt: list[int], params: SamplingParams) -> None:
         if self._closed:
-            raise WhetError("the generator is closed")
+            raise GeneratorError("the generator is closed")
         if not self.weights_complete:
             raise RefitError("the vLLM engine has no complete set of weights; publish one first")
         if (reason := self.config.cannot_sample(params.distribution)) is not None:
             raise WhetError(reason)
         check_request(prompt, params, self._vocab, stops=self.tokenizer is not None)
+        if params.images and self.deployment.images is None:
+            raise WhetError("the prompt has images, and the model reads none; set model.vision=frozen or trained")
 
     async def _collect(
         self,
         engine: "AsyncLLM",
         name: str,
         prompt: list[int],
+        inputs: dict[str, Any] | None,
         params: "vllm.SamplingParams",
         sampled: Callable[[list[int]], None] | None,
     ) -> Completion:
+        """``inputs``: of a prompt with images, in vLLM's terms."""
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -148,9 +158,13 @@ class VllmGenerator:
         if len(self._in_flight) <= 1:
             self._progress = time.monotonic()  # an idle engine has no output
         salt = str(self.version) if self.config.on_refit == "keep" else None  # hides cache entries of older weights
-        inputs = tokens_input(prompt, cache_salt=salt)
+        request: Any = tokens_input(prompt, cache_salt=salt)
+        if inputs is not None:
+            request = inputs if salt is None else inputs | {"cache_salt": salt}
         try:
-            async for output in engine.generate(inputs, params, name, lora_request=self._adapter()):
+            async for output in engine.generate(request, params, name, lora_request=self._adapter()):
+                if inputs is not None and last is None:
+                    self._check_reading(prompt, output.prompt_token_ids)
                 last = output
                 self._progress = time.monotonic()
                 if sampled is not None:
@@ -162,6 +176,16 @@ class VllmGenerator:
         completion = completion_of(last, self.version, self.name)
         self._metrics.merge(prompt_metrics(len(prompt), completion.cached))
         return completion
+
+    def _check_reading(self, prompt: list[int], theirs: list[int] | None) -> None:
+        """Raise ``WhetError`` if vLLM reads other tokens than the learner, which learns from them."""
+        assert self.deployment.images is not None
+        ours = self.deployment.images.marked(prompt)
+        if theirs is not None and list(theirs) != ours:
+            raise WhetError(
+                f"vLLM reads the images of a prompt as {len(theirs)} tokens that differ from the {len(ours)} of the "
+                "model's processor; sample with generator=torch"
+            )
 
     def _adapter(self) -> "LoRARequest | None":
         """Return a request's reference to the adapter, which is already in the engine's processes, so there is no
@@ -190,6 +214,8 @@ class VllmGenerator:
         """Continue with weights ``version``. No part of the KV cache that was computed under older weights is used
         again; with ``config.on_refit`` "keep", only by requests in flight."""
         engine = await self._started()
+        if self.deployment.images is not None:  # features that the old weights have computed
+            await self._bounded(engine.reset_encoder_cache(), "the reset of its features of images")
         if self.config.on_refit == "recompute" or self._without_cache:
             await self._bounded(self._forget(engine), "the reset of its prefix cache")
         await self._bounded(engine.update_weight_version(str(version)), "the new version")
@@ -250,7 +276,7 @@ class VllmGenerator:
         else:
             await self._continue(self._engine)
 
-    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+    async def call(self, target: str, method: str, *args: object) -> list[Any]:
         """Call ``method`` of the object that ``module:Class`` creates from the engine's model (a ``VllmModel``), in
         each of the engine's worker processes; the object is created once. Arguments and results are plain data."""
         engine = await self._started()
@@ -290,7 +316,7 @@ class VllmGenerator:
     async def _started(self) -> "AsyncLLM":
         async with self._starting:
             if self._closed:
-                raise WhetError("the generator is closed")
+                raise GeneratorError("the generator is closed")
             if self._failure is not None:
                 raise self._failure
             if self._engine is None:

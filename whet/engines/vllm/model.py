@@ -31,6 +31,8 @@ class VllmModel:
         self._unwrap()
         self._modules = dict(self.model.named_modules(remove_duplicate=False))  # includes a tied head's name
         self._wrap()
+        mapper = getattr(self.model, "hf_to_vllm_mapper", None)
+        self._mapper: Any = None if mapper is None else mapper.get_rename_mapper()  # of Hugging Face's names to vLLM's
         self._expected: set[str] = set()  # parameters to load; 8-bit layers derive other ones from them
         self._loaded: set[str] = set()
         self._last: tuple[nn.Module, list[int], Tensor] | None = None
@@ -182,6 +184,8 @@ class VllmModel:
         """Return (module, index among its fused matrices, or None for the whole module); None if there is no such
         module."""
         modules = self._modules
+        if path not in modules and self._mapper is not None:
+            path = self._mapper.map_name(f"{path}.").rstrip(".")
         if path in modules:
             return modules[path], None
         parent, _, part = path.rpartition(".")

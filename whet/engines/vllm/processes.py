@@ -11,15 +11,18 @@ import os
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
 from whet.base.scratch import Scratch
+from whet.base.strict_json import JsonObject
 from whet.engines.config import Deployment
 from whet.engines.vllm.config import CPU_CACHE_GIB, LORA_RANKS, VllmGeneratorConfig
 from whet.engines.vllm.guard import MARK, marked, start_guard
+from whet.engines.vllm.images import READS, architecture_in, prepare
+from whet.models.loading import save_processor
 from whet.processes.child import thread_settings
 from whet.processes.machine import bound, cores, environment, free_memory_fraction
 
@@ -42,6 +45,7 @@ class VllmProcesses:
         self.folder = self.scratch.path
         self.mark = self.folder.name
         self.guard: subprocess.Popen[bytes] | None = None
+        self.architecture: str | None = None  # of a model that reads images, once its files are written
         self._starting = False
 
     @property
@@ -61,6 +65,9 @@ class VllmProcesses:
     async def start(self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None") -> "AsyncLLM":
         """Return an engine with random weights. Takes 10 to 40 seconds; raises vLLM's errors."""
         _write(self.folder, model, tokenizer)
+        if self.deployment.images is not None:
+            save_processor(self.deployment.images.folder, self.folder)
+            self.architecture = architecture_in(self.folder)
         self.guard = start_guard(self.mark)
         await asyncio.to_thread(self._import)
         engine = await asyncio.to_thread(self._start)
@@ -81,13 +88,15 @@ class VllmProcesses:
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.v1.engine.async_llm import AsyncLLM
 
+                if self.architecture is not None:
+                    prepare()  # also for the processes that are forked from this one
                 return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._settings()))
         finally:
             self._starting = False
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, object]:
         config, adapter = self.config, self.deployment.adapter
-        settings: dict[str, Any] = {
+        settings: JsonObject = {
             "model": str(self.folder),
             "skip_tokenizer_init": not (self.folder / "tokenizer_config.json").exists(),
             "load_format": "dummy",  # weights are sent by the learner
@@ -107,6 +116,10 @@ class VllmProcesses:
             "enable_prefix_caching": None if config.prefix_caching else False,  # None: for models that support it
             **self._cache(),
         }
+        if self.deployment.images is not None:
+            # The processor normalizes pixels: vLLM's layer for that has constants, which dummy weights replace.
+            settings["mm_device_do_normalize"] = False
+            settings["skip_mm_profiling"] = not self.on_gpus  # of memory, which CPUs don't divide in advance
         if config.quantization:
             settings["quantization"] = "fp8_per_channel"  # quantizes while weights are loaded
         if config.speculative is not None:
@@ -124,11 +137,11 @@ class VllmProcesses:
             settings["lora_target_modules"] = list(adapter.modules)
         return settings
 
-    def _cache(self) -> dict[str, Any]:
+    def _cache(self) -> dict[str, object]:
         """Return the settings of the KV cache's size on each rank."""
         if not self.on_gpus or self.config.cache_gib is not None:
             gib = self.config.cache_gib or CPU_CACHE_GIB
-            settings: dict[str, Any] = {"kv_cache_memory_bytes": int(gib * 2**30 / self.config.tensor)}
+            settings: JsonObject = {"kv_cache_memory_bytes": int(gib * 2**30 / self.config.tensor)}
             # vLLM requires this share of all memory to be free, by default 0.92, even if the size is set.
             return settings | ({"gpu_memory_utilization": 0.01} if self.on_gpus else {})
         return {"gpu_memory_utilization": round(_SHARE * free_memory_fraction(self.deployment.gpus), 3)}
@@ -152,6 +165,8 @@ class VllmProcesses:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.deployment.gpus)
             if torch.cuda.is_available():
                 torch.cuda.init()  # fixes the GPUs that this process sees before the variable changes
+        if self.architecture is not None:
+            variables[READS] = self.architecture
         if not self.compiles:
             # Otherwise the sampler compiles a helper at its first token for half a minute.
             variables["TORCHDYNAMO_DISABLE"] = "1"

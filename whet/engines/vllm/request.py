@@ -1,8 +1,9 @@
 """Requests and completions in vLLM's terms and ours."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from whet.base.errors import GeneratorError
+from whet.base.strict_json import JsonObject
 from whet.engines.base import Completion, SamplingParams
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def vllm_params(params: SamplingParams, limit: int) -> "vllm.SamplingParams":
     from vllm.sampling_params import RequestOutputKind
 
     d = params.distribution
-    filters: dict[str, Any] = {} if params.greedy else {"top_k": d.top_k, "top_p": d.top_p, "min_p": d.min_p}
+    filters: JsonObject = {} if params.greedy else {"top_k": d.top_k, "top_p": d.top_p, "min_p": d.min_p}
     return vllm.SamplingParams(
         temperature=0.0 if params.greedy else d.temperature,
         seed=params.seed % 2**63,

@@ -14,7 +14,7 @@ class VllmWorker:
 
     distributed_init_method: str  # set by vLLM: the file through which its ranks met, or an address
 
-    def whet_call(self, target: str, method: str, *args: Any) -> tuple[Any, str | None]:
+    def whet_call(self, target: str, method: str, *args: object) -> tuple[object, str | None]:
         """Call ``method`` of the object that ``module:Class`` creates from the model; it lives as long as the worker.
         Return (answer, None) or (None, error): an exception on one rank would leave the other ranks' answers in vLLM's
         queue, to be taken for answers of the next call."""
@@ -23,7 +23,7 @@ class VllmWorker:
         except Exception as error:
             return None, f"{type(error).__name__}: {error}"
 
-    def _whet_answer(self, target: str, method: str, args: tuple[Any, ...]) -> Any:
+    def _whet_answer(self, target: str, method: str, args: tuple[object, ...]) -> object:
         objects: dict[str, Any] = self.__dict__.setdefault("_whet_objects", {})
         if target not in objects:
             module, _, name = target.partition(":")

@@ -10,8 +10,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.config.entry_points import EntryPoints
 
@@ -41,7 +42,7 @@ class SinkConfig(Config, ABC):
     """Base of all sinks. A user-defined sink subclasses it and is named by its dotted path."""
 
     @abstractmethod
-    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
+    def open(self, folder: Path, recipe: JsonObject, resume_step: int | None = None) -> Sink:
         """Start writing about the run in ``folder``.
 
         ``recipe`` is the resolved recipe as plain data. ``resume_step`` is the step of the checkpoint from which the
@@ -56,7 +57,7 @@ class OpenSinks:
 
     @classmethod
     def of(
-        cls, configs: Sequence[SinkConfig], folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None
+        cls, configs: Sequence[SinkConfig], folder: Path, recipe: JsonObject, resume_step: int | None = None
     ) -> "OpenSinks":
         with contextlib.ExitStack() as stack:
             sinks = []

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from whet.base.errors import DataError
 from whet.base.files import error_context, sync_folder, write_atomically
+from whet.base.strict_json import JsonObject
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ RESERVED = ("step", "kind", "not_finite")
 class JSONLSink(SinkConfig):
     """Append to ``metrics.jsonl`` in the run folder."""
 
-    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> "JSONLWriter":
+    def open(self, folder: Path, recipe: JsonObject, resume_step: int | None = None) -> "JSONLWriter":
         path = folder / FILE
         if resume_step is not None:
             if resume_step > 0 and not path.exists():
@@ -69,7 +70,7 @@ class JSONLWriter(Sink):
 
 def encode_line(step: int, values: Mapping[str, Value], kind: Kind) -> bytes:
     """Return one line with its newline. Floats are written exactly."""
-    line: dict[str, Any] = {"step": int(step), "kind": kind}
+    line: JsonObject = {"step": int(step), "kind": kind}
     broken = []
     for name, value in values.items():
         if name in RESERVED:
@@ -86,12 +87,12 @@ def encode_line(step: int, values: Mapping[str, Value], kind: Kind) -> bytes:
     return json.dumps(line, allow_nan=False).encode() + b"\n"
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[JsonObject]:
     """Return the lines of a metrics file in order of step, one per step and kind (later values of a key win).
 
     An incomplete last line, left by a kill or still being written, is skipped. Raises DataError for any other invalid
     line. A missing file is an empty list."""
-    merged: dict[tuple[int, str], dict[str, Any]] = {}
+    merged: dict[tuple[int, str], JsonObject] = {}
     for _, line in read_lines(path):
         merged.setdefault((line["step"], line.get("kind", "train")), {}).update(line)
     return [merged[key] for key in sorted(merged, key=lambda key: key[0])]
@@ -106,12 +107,12 @@ def truncate_after(path: Path, step: int) -> None:
         write_atomically(path, kept)
 
 
-def without_time(line: Mapping[str, Any]) -> dict[str, Any]:
+def without_time(line: Mapping[str, object]) -> dict[str, object]:
     """Return the line without the values that differ between two identical runs."""
     return {name: value for name, value in line.items() if not name.startswith(("time/", "idle/"))}
 
 
-def finished_steps(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any], int]]:
+def finished_steps(file: BinaryIO) -> Iterator[tuple[int, JsonObject, int]]:
     """Yield each step of an open metrics file from its position on: the step, all its finite values, of training and
     evaluation, and the position after it. Only one step is in memory. An incomplete last line ends it."""
     lines = ((json.loads(line), file.tell()) for line in iter(file.readline, b"") if line.endswith(b"\n"))
@@ -123,7 +124,7 @@ def finished_steps(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any], int]]:
         yield step, values, end
 
 
-def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+def read_lines(path: Path) -> list[tuple[bytes, JsonObject]]:
     """Return each complete line, raw and decoded. Raises DataError for an invalid line, or one without ``step``."""
     raw = path.read_bytes().split(b"\n") if path.exists() else []
     lines = []

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -13,6 +13,9 @@ from pydantic import Field
 from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.metrics.sinks.tracker import COLUMNS, TrackedRun, Tracker, TrackerConfig
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 _TABLES = "mlflow.loggedArtifacts"  # the tag by which MLflow finds them
 _LISTED = 50  # tables that the run's page lists: MLflow cuts a longer tag, which makes all of them unreadable
@@ -59,11 +62,11 @@ class MlflowSink(TrackerConfig):
 
 
 class _Writer(Tracker):
-    def __init__(self, client: Any, identity: str, in_folder: bool, tables: list[dict[str, str]]) -> None:
+    def __init__(self, client: "MlflowClient", identity: str, in_folder: bool, tables: list[dict[str, str]]) -> None:
         self._client, self.id, self._tables = client, identity, tables
         self._separator = "." if in_folder else "/"  # a folder can't hold both "loss" and "loss/surrogate"
 
-    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[Any]]) -> None:
+    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[object]]) -> None:
         from mlflow.entities import Metric
 
         when = int(1000 * values["time/written"])  # so that a step that is sent again is the same to a database
@@ -86,7 +89,7 @@ class _Writer(Tracker):
         self._client.set_terminated(self.id, "FINISHED" if complete else "KILLED")
 
 
-def _parameters(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _parameters(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield the settings of a recipe by dotted key."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from whet.base.extras import extra
+from whet.base.strict_json import JsonObject
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class PrometheusSink(SinkConfig):
     port: int = Field(9464, ge=1, le=65535)
     """A port for each run of a machine."""
 
-    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
+    def open(self, folder: Path, recipe: JsonObject, resume_step: int | None = None) -> Sink:
         with extra("prometheus", "the sink prometheus"):
             from prometheus_client import CollectorRegistry, start_http_server
         writer = _Writer(folder.resolve().name)

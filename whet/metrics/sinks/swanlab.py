@@ -1,10 +1,13 @@
 """SwanLab. Offline by default: needs no network and no login, and sends nothing."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from whet.base.extras import extra
 from whet.metrics.sinks.tracker import COLUMNS, TrackedRun, Tracker, TrackerConfig
+
+if TYPE_CHECKING:
+    import swanlab
 
 
 class SwanlabSink(TrackerConfig):
@@ -42,10 +45,10 @@ class SwanlabSink(TrackerConfig):
 
 
 class _Writer(Tracker):
-    def __init__(self, run: Any, identity: str) -> None:
+    def __init__(self, run: "swanlab.Run", identity: str) -> None:
         self._run, self.id = run, identity
 
-    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[Any]]) -> None:
+    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[object]]) -> None:
         import swanlab
 
         self._run.log(dict(values), step=step)

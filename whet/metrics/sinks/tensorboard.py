@@ -3,16 +3,20 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from whet.base.extras import extra
+from whet.base.strict_json import JsonObject
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoardSink(SinkConfig):
     """Writes every number as a scalar. View them with ``tensorboard --logdir FOLDER``."""
 
-    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
+    def open(self, folder: Path, recipe: JsonObject, resume_step: int | None = None) -> Sink:
         with extra("tensorboard", "the sink tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
         # purge_step hides earlier values of steps that are repeated.
@@ -24,7 +28,7 @@ class TensorBoardSink(SinkConfig):
 
 
 class _Writer(Sink):
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: "SummaryWriter") -> None:
         self._writer = writer
 
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:

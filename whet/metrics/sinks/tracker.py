@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from whet.base.files import write_atomically
+from whet.base.strict_json import JsonObject
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_path
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 from whet.metrics.sinks.jsonl import FILE, finished_steps
@@ -49,7 +50,7 @@ class Tracker(ABC):
     id: str
 
     @abstractmethod
-    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[Any]]) -> None:
+    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[object]]) -> None:
         """Send a step: its metrics, and rows of ``COLUMNS`` (none, if nothing was recorded)."""
 
     def attach(self, files: list[Path]) -> None:  # noqa: B027
@@ -78,7 +79,7 @@ class TrackerConfig(SinkConfig, ABC):
     def begin(self, run: TrackedRun) -> Tracker:
         """Open the run in the tracker: a new one or, where the tracker has it already, the same one."""
 
-    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
+    def open(self, folder: Path, recipe: JsonObject, resume_step: int | None = None) -> Sink:
         self.load()
         return Follower(self, folder, recipe, resuming=resume_step is not None)
 
@@ -86,7 +87,7 @@ class TrackerConfig(SinkConfig, ABC):
 class Follower(Sink):
     """Sends the finished steps of a run folder to a tracker, in a thread."""
 
-    def __init__(self, config: TrackerConfig, folder: Path, recipe: Mapping[str, Any], resuming: bool) -> None:
+    def __init__(self, config: TrackerConfig, folder: Path, recipe: JsonObject, resuming: bool) -> None:
         self._config, self._folder, self._recipe = config, folder, recipe
         self._state = folder / "trackers" / f"{config.label}.json"
         self._id, self._sent = _read_state(self._state) if resuming else (None, -1)
@@ -158,7 +159,7 @@ class Follower(Sink):
                     yield step, plotted
                 self._offset = end
 
-    def _rollouts(self, step: int) -> list[list[Any]]:
+    def _rollouts(self, step: int) -> list[list[object]]:
         if not self._config.rollouts or not rollout_path(self._folder, step).exists():
             return []
         records = islice(read_rollouts(self._folder, step), self._config.rollouts)
@@ -176,7 +177,7 @@ class Follower(Sink):
         self._warned = True
 
 
-def _row(record: RolloutRecord) -> list[Any]:
+def _row(record: RolloutRecord) -> list[object]:
     """Return the values of ``COLUMNS``."""
     texts = (record.prompt[:_LONGEST_TEXT], record.answer[:_LONGEST_TEXT])
     return [record.task, record.sample, *texts, record.reward, record.advantage, len(record.tokens), record.status]

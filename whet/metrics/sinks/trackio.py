@@ -1,10 +1,14 @@
 """trackio: curves in a local database, shown by ``trackio show``, or in a Space of the Hugging Face Hub."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.base.extras import extra
+from whet.base.strict_json import JsonObject
 from whet.metrics.sinks.tracker import COLUMNS, TrackedRun, Tracker, TrackerConfig
+
+if TYPE_CHECKING:
+    import trackio
 
 
 class TrackioSink(TrackerConfig):
@@ -26,7 +30,7 @@ class TrackioSink(TrackerConfig):
         import trackio
 
         name = run.id if run.resumed else f"{run.name}-{run.id[:6]}"  # trackio finds a run by its name
-        quiet: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        quiet: JsonObject = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         opened = trackio.init(
             project=self.project,
             name=name,
@@ -40,10 +44,10 @@ class TrackioSink(TrackerConfig):
 
 
 class _Writer(Tracker):
-    def __init__(self, run: Any, name: str) -> None:
+    def __init__(self, run: "trackio.Run", name: str) -> None:
         self._run, self.id = run, name
 
-    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[Any]]) -> None:
+    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[object]]) -> None:
         import trackio
 
         table = {"rollouts": trackio.Table(columns=list(COLUMNS), data=rollouts)} if rollouts else {}

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from whet.base.errors import WhetError
 from whet.base.extras import extra
 from whet.metrics.sinks.tracker import COLUMNS, TrackedRun, Tracker, TrackerConfig
+
+if TYPE_CHECKING:
+    import wandb
 
 
 class WandbSink(TrackerConfig):
@@ -51,10 +54,10 @@ class WandbSink(TrackerConfig):
 
 
 class _Writer(Tracker):
-    def __init__(self, run: Any, identity: str) -> None:
+    def __init__(self, run: "wandb.Run", identity: str) -> None:
         self._run, self.id = run, identity
 
-    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[Any]]) -> None:
+    def log(self, step: int, values: Mapping[str, float], rollouts: list[list[object]]) -> None:
         import wandb
 
         table = {"rollouts": wandb.Table(columns=list(COLUMNS), data=rollouts)} if rollouts else {}

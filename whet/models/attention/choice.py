@@ -1,7 +1,7 @@
 """The choice of the attention implementation, by device, precision and model, with a trial at the start of a run."""
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,7 +11,11 @@ from whet.models.attention.dense import AttentionSettings
 from whet.models.attention.flex import FlexLayout
 from whet.models.attention.varlen import VarlenLayout
 from whet.models.config import AttentionKernel, AttentionName
+from whet.models.layer_heads import largest_heads
 from whet.models.shards import Tokens
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ def choose_attention(
 
 def _problem(name: AttentionKernel, model: nn.Module, device: torch.device, half: bool, spread: bool) -> str | None:
     """Return why a kernel can't be used, or None."""
-    text, (_, _, size) = _text(model), _sizes(model)
+    text, size = _text(model), largest_heads(_text(model)).size
     kind = type(model).__name__
     if getattr(text, "attention_dropout", 0.0) or any(name.endswith("sinks") for name, _ in model.named_parameters()):
         return f"{kind} has dropout in its attention, or sinks"
@@ -55,22 +59,15 @@ def _problem(name: AttentionKernel, model: nn.Module, device: torch.device, half
     return None
 
 
-def _text(model: nn.Module) -> Any:
+def _text(model: nn.Module) -> "PretrainedConfig":
     config: Any = model.config
     return config.get_text_config()
 
 
-def _sizes(model: nn.Module) -> tuple[int, int, int]:
-    """Return the number of heads, the number of key heads, and the size of a head."""
-    text = _text(model)
-    heads = text.num_attention_heads
-    shared = getattr(text, "num_key_value_heads", None) or heads
-    return heads, shared, getattr(text, "head_dim", None) or text.hidden_size // heads
-
-
 def _works(name: AttentionKernel, model: nn.Module, device: torch.device) -> bool:
     """Try a kernel: return whether it runs on this machine, with the results and gradients of plain operations."""
-    heads, shared, size = _sizes(model)
+    largest = largest_heads(_text(model))
+    heads, shared, size = largest.queries, largest.keys, largest.size
     random = torch.Generator(device).manual_seed(0)
     starts, parents = [0, 100, 190, 250], [-1, 0, 0, -1]
     oracle = FlexLayout.of(starts, parents, 300, device)

@@ -15,8 +15,8 @@ from whet.base.errors import WhetError
 from whet.core.batch import Batch
 from whet.models.attention.dense import AttentionSettings, dense_attention, fused_attention, score_dtype
 from whet.models.attention.flex import FlexLayout
-from whet.models.attention.layout import ForestLayout, padded_segments
-from whet.models.attention.states import state_forest_hidden, supports_prefix_fork
+from whet.models.attention.layout import Ahead, ForestLayout, padded_segments
+from whet.models.attention.states import Inputs, state_forest_hidden, supports_prefix_fork
 from whet.models.attention.varlen import VarlenLayout
 from whet.models.config import AttentionKernel
 from whet.models.device import placed
@@ -46,7 +46,7 @@ def forest_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     whet_forest: "AnyLayout | None" = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Compute one layer, [1, heads, N, size] -> [1, N, heads, size]; key and value may have fewer heads."""
     if whet_forest is None:
@@ -162,13 +162,13 @@ def select_in_decoder(model: "PreTrainedModel", attention: str) -> None:
     model.set_attn_implementation(attention if part is None else {part: attention})
 
 
-def unwrapped(model: nn.Module) -> Any:
+def unwrapped(model: nn.Module) -> "PreTrainedModel":
     """Return the Hugging Face model inside a PEFT wrapper, or the model itself."""
     get_base_model: Any = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
 
 
-def decoder_of(model: nn.Module) -> Any:
+def decoder_of(model: nn.Module) -> "PreTrainedModel":
     """Return the part of a causal language model (or its PEFT wrapper) that maps tokens to final hidden states."""
     from transformers import PreTrainedModel
 
@@ -177,9 +177,13 @@ def decoder_of(model: nn.Module) -> Any:
     return decoder if isinstance(decoder, PreTrainedModel) and decoder is not whole else whole.model
 
 
-def layout_of(batch: Batch, device: torch.device, tokens: Tokens, attention: AttentionKernel) -> AnyLayout:
-    if attention == "blocks":
-        return ForestLayout.of(batch, device, tokens)
+def layout_of(
+    batch: Batch, device: torch.device, tokens: Tokens, attention: AttentionKernel, ahead: Ahead | None = None
+) -> AnyLayout:
+    """Return the layout of a batch for an implementation; where tokens see later ones (``ahead``), for ``blocks``, the
+    only one that can do it."""
+    if attention == "blocks" or ahead is not None:
+        return ForestLayout.of(batch, device, tokens, ahead)
     starts, parents, size = padded_segments(batch, tokens)
     if attention == "varlen":
         return VarlenLayout.of(starts, parents, size, device, tokens)
@@ -223,17 +227,22 @@ def forest_hidden(
             inputs |= embedded.arguments(inputs["position_ids"])
         if batch.experts is not None:
             inputs["whet_experts"] = placed(F.pad(batch.experts, (0, 0, 0, 0, *padding), value=-1)[here], device)
-        layout = layout_of(batch, device, tokens, attention)
+        layout = layout_of(batch, device, tokens, attention, None if embedded is None else embedded.ahead)
         packed: Tensor = decoder(**inputs, use_cache=False, whet_forest=layout).last_hidden_state
         if stage_input is not None and not stage_input.stage.last:
             return packed
         hidden = tokens.gather(packed[0])
         return hidden[: len(batch)]
-    if embedded is not None:
-        raise WhetError(f"{type(decoder).__name__} has layers that are not plain attention; it can't read images yet")
+    if embedded is not None and (embedded.deep or embedded.ahead is not None or embedded.of_layers is not None):
+        raise WhetError(
+            f"{type(decoder).__name__} has layers that are not plain attention; it can't read images that are more "
+            "than embeddings"
+        )
     parents = batch.segment_parent.tolist()
     stateless = decoder.training and decoder.is_gradient_checkpointing  # layers then get no cache
     if max(parents) >= 0 and (lockstep or stateless or not supports_prefix_fork(decoder.config)):
         raise WhetError("this model needs batches without shared prompts; lay them out with share_prompts=False")
-    ids = placed(batch.tokens, device)
-    return state_forest_hidden(decoder, ids, batch.segment_start.tolist(), parents, whole=lockstep)
+    inputs_of_rows = Inputs(placed(batch.tokens, device))
+    if embedded is not None:
+        inputs_of_rows = Inputs(inputs_of_rows.tokens, embedded.embeddings, embedded.positions)
+    return state_forest_hidden(decoder, inputs_of_rows, batch.segment_start.tolist(), parents, whole=lockstep)

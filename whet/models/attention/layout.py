@@ -1,7 +1,7 @@
 """The layout of a forest of segments for attention: rows of similar size are padded to one size, as a block, and
 computed together."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +27,30 @@ def padded_segments(batch: Batch, tokens: Tokens) -> tuple[list[int], list[int],
     return starts, [*batch.segment_parent.tolist(), *[-1] * more], size
 
 
+@dataclass(slots=True, frozen=True)
+class Ahead:
+    """Tokens that also see later ones: in Gemma 3 and 4 each token of an image sees all of that image."""
+
+    count: Tensor  # [N] how many later tokens each token sees; they are in its segment
+    everywhere: bool  # in all layers; otherwise in those with a sliding window
+
+    def of_layer(self, window: int | None) -> Tensor | None:
+        """Return the count of a layer with this window; None if its tokens see no later ones."""
+        return self.count if self.everywhere or window is not None else None
+
+
+def ahead_in_runs(of_image: Tensor, starts: list[int]) -> Tensor:
+    """Return how many tokens follow each token of an image in its run, [N], 0 for other tokens. ``of_image``, [N] bool;
+    ``starts``: the first token of each segment, in which runs end."""
+    size = len(of_image)
+    last = torch.ones(size, dtype=torch.bool)  # of its run
+    last[:-1] = ~of_image[1:]
+    last[torch.tensor(starts[1:], dtype=torch.long) - 1] = True
+    place = torch.arange(size)
+    end = place.where(last, size).flip(0).cummin(0).values.flip(0)
+    return (end - place).where(of_image, 0)
+
+
 @dataclass(slots=True)
 class Block:
     """C segments padded to one size. A row's keys are its ancestors' tokens, then its own, then padding.
@@ -41,6 +65,7 @@ class Block:
     before: Tensor  # [C] tokens of the ancestors; equal in all rows if ``even``
     even: bool
     roots: bool  # no row has ancestors
+    ahead: Ahead | None = None  # of its queries, [C, queries]; None: none sees a later token
 
 
 @dataclass(slots=True)
@@ -55,10 +80,13 @@ class ForestLayout:
     masks: dict[Any, Tensor | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, batch: Batch, device: torch.device | str, tokens: Tokens | None = None) -> "ForestLayout":
-        """Return the layout of a batch, on the model's device. Padding that ``tokens`` requires is one more segment."""
+    def of(
+        cls, batch: Batch, device: torch.device | str, tokens: Tokens | None = None, ahead: Ahead | None = None
+    ) -> "ForestLayout":
+        """Return the layout of a batch, on the model's device. Padding that ``tokens`` requires is one more segment.
+        ``ahead`` is for tokens that are all on this rank."""
         tokens = tokens or Tokens()
-        return cls._of(*padded_segments(batch, tokens), device, tokens)
+        return cls._of(*padded_segments(batch, tokens), device, tokens, ahead)
 
     @classmethod
     def of_lengths(cls, lengths: list[int], device: torch.device | str) -> "ForestLayout":
@@ -68,7 +96,13 @@ class ForestLayout:
 
     @classmethod
     def _of(
-        cls, starts: list[int], parents: list[int], size: int, device: torch.device | str, tokens: Tokens
+        cls,
+        starts: list[int],
+        parents: list[int],
+        size: int,
+        device: torch.device | str,
+        tokens: Tokens,
+        ahead: Ahead | None = None,
     ) -> "ForestLayout":
         segments = [range(start, end) for start, end in pairwise([*starts, size])]
         paths: list[list[range]] = []  # each segment's ancestors
@@ -98,7 +132,12 @@ class ForestLayout:
                 key += [*path, part, range(size, size + keys - before[i] - len(part))]
             ancestors = torch.tensor([before[i] for i in members])
             even, roots = bool((ancestors == ancestors[0]).all()), not ancestors.any()
-            blocks.append(Block(len(members), queries, keys, placed(ancestors, torch.device(device)), even, roots))
+            block = Block(len(members), queries, keys, placed(ancestors, torch.device(device)), even, roots)
+            if ahead is not None:
+                counts = [F.pad(ahead.count[rows[i][1].start : rows[i][1].stop], (0, queries)) for i in members]
+                looks = torch.stack([count[:queries] for count in counts])
+                block.ahead = replace(ahead, count=placed(looks, torch.device(device))) if looks.any() else None
+            blocks.append(block)
         packed = _numbers(query)
         row_of_token = _order(packed)[:here]
         return cls(
@@ -116,14 +155,15 @@ class ForestLayout:
         if name not in self.masks:
             block = self.blocks[index]
             whole = window is None or window >= block.keys
-            if whole and block.roots and not always:
+            ahead = None if block.ahead is None else block.ahead.of_layer(window)
+            if whole and block.roots and ahead is None and not always:
                 self.masks[name] = None
             else:
                 before = block.before[:1] if block.even else block.before
                 here = before[:, None, None, None] + torch.arange(block.queries, device=before.device)[:, None]
                 here = here.clamp(max=block.keys - 1)  # padding must see some key too, or it becomes nan
                 there = torch.arange(block.keys, device=before.device)
-                seen = there <= here
+                seen = there <= (here if ahead is None else here + ahead[:, None, :, None])
                 if window is not None and not whole:
                     seen &= there > here - window
                 self.masks[name] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whet.models.attention.layout import bins_of
 
 if TYPE_CHECKING:
-    from transformers import Cache, PretrainedConfig
+    from transformers import Cache, PretrainedConfig, PreTrainedModel
 
 # Text models that continue correctly from a cache, with one token or many.
 _FORKED = {
@@ -78,17 +78,45 @@ class _Run:
     children: list["_Run"] = field(default_factory=list)
 
 
-def state_forest_hidden(decoder: Any, tokens: Tensor, starts: list[int], parents: list[int], *, whole: bool) -> Tensor:
-    """Return the final hidden states [N, H] of ``tokens`` [N], whose segments begin at ``starts``.
+@dataclass(slots=True, frozen=True)
+class Inputs:
+    """The inputs of a decoder for the N tokens of a batch."""
+
+    tokens: Tensor  # [N]
+    embeddings: Tensor | None = None  # [N, H], in place of the tokens' own
+    positions: Tensor | None = None  # [3, N]; None: the tokens are counted
+
+    def of(self, runs: list["_Run"], least: int) -> dict[str, Tensor]:
+        """Return the arguments of a decoder for rows, padded to the longest or to ``least`` tokens."""
+        picked = [torch.tensor(run.tokens, device=self.tokens.device) for run in runs]
+
+        def rows(column: Tensor) -> Tensor:
+            padded = nn.utils.rnn.pad_sequence([column.index_select(0, row) for row in picked], batch_first=True)
+            short = max(least - padded.shape[1], 0)
+            return F.pad(padded, (0, 0) * (column.dim() - 1) + (0, short))
+
+        if self.embeddings is None:
+            return {"input_ids": rows(self.tokens)}
+        arguments = {"inputs_embeds": rows(self.embeddings)}
+        if self.positions is not None:
+            arguments["position_ids"] = rows(self.positions.T).permute(2, 0, 1)
+        return arguments
+
+
+def state_forest_hidden(
+    decoder: "PreTrainedModel", inputs: Inputs, starts: list[int], parents: list[int], *, whole: bool
+) -> Tensor:
+    """Return the final hidden states [N, H] of N tokens, whose segments begin at ``starts``.
 
     Rows of similar length are padded and run together; ``whole``: all rows at once, which must not share tokens.
     """
+    tokens = inputs.tokens
     roots = _runs(starts, parents, len(tokens))
     results: list[tuple[list[int], Tensor]] = []
     if whole:
-        _forward(decoder, tokens, roots, None, results)
+        _forward(decoder, inputs, roots, None, results)
     else:
-        _run(decoder, tokens, roots, None, [], results)
+        _run(decoder, inputs, roots, None, [], results)
     place = {token: at for at, token in enumerate(token for row, _ in results for token in row)}
     picked = torch.tensor([place[token] for token in range(len(tokens))], device=tokens.device)
     return torch.cat([states for _, states in results]).index_select(0, picked)
@@ -115,8 +143,8 @@ def _runs(starts: list[int], parents: list[int], size: int) -> list[_Run]:
 
 
 def _run(
-    decoder: Any,
-    tokens: Tensor,
+    decoder: "PreTrainedModel",
+    inputs: Inputs,
     runs: list[_Run],
     cache: dict[str, "Cache"] | None,
     rows: list[int],
@@ -128,10 +156,10 @@ def _run(
         state = None if cache is None else fork(cache, [rows[i] for i in alike])
         if state is None and members[0].children:
             state = new_cache(decoder)
-        _forward(decoder, tokens, members, state, results)
+        _forward(decoder, inputs, members, state, results)
         children = [(child, row) for row, run in enumerate(members) for child in run.children]
         if children:
-            _run(decoder, tokens, [child for child, _ in children], state, [row for _, row in children], results)
+            _run(decoder, inputs, [child for child, _ in children], state, [row for _, row in children], results)
 
 
 def _alike(runs: list[_Run]) -> list[list[int]]:
@@ -147,15 +175,13 @@ def _alike(runs: list[_Run]) -> list[list[int]]:
 
 
 def _forward(
-    decoder: Any,
-    tokens: Tensor,
+    decoder: "PreTrainedModel",
+    inputs: Inputs,
     runs: list[_Run],
     state: dict[str, "Cache"] | None,
     results: list[tuple[list[int], Tensor]],
 ) -> None:
-    ids = nn.utils.rnn.pad_sequence([tokens[run.tokens] for run in runs], batch_first=True)
-    if ids.shape[1] == 1 and not runs[0].children:
-        ids = F.pad(ids, (0, 1))  # see ``_runs``
+    rows = inputs.of(runs, least=1 if runs[0].children else 2)  # see ``_runs``
     # No mask is needed: padding is at the end, and no layer looks ahead.
-    states = decoder(input_ids=ids, use_cache=state is not None, **(state or {})).last_hidden_state
+    states = decoder(**rows, use_cache=state is not None, **(state or {})).last_hidden_state
     results += [(run.tokens, row[: len(run.tokens)]) for run, row in zip(runs, states, strict=True)]

@@ -14,7 +14,7 @@ from whet.models.moe.experts import ADAPTERS, experts_of
 class ExpertAdapter(ParamWrapper):
     """Wraps the experts of a layer, for one of their parameters."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
         output: Tensor = self.base_layer(*args, **kwargs)
         return output
 

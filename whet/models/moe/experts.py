@@ -15,6 +15,8 @@ NAME = "whet_experts"
 ADAPTERS = "whet_adapters"
 """The name under which an experts module has its LoRA, by parameter. Not an attribute that torch would take for a
 submodule."""
+EXCHANGE = "whet_exchange"
+"""The name under which an experts module has its ``Exchange``, if its experts are distributed over ranks."""
 
 Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden states [n, H], experts [n, k] and their weights [n, k] -> [n, H]."""
@@ -60,7 +62,7 @@ def _forward(module: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor)
         result: Tensor = products(here, hidden, chosen, weights)
         return result
 
-    exchange: Exchange | None = getattr(module, "whet_exchange", None)
+    exchange: Exchange | None = vars(module).get(EXCHANGE)
     if exchange is None:
         return compute(hidden.to(here.dtype), chosen, weights).to(hidden.dtype)
     return exchange(compute, hidden.to(here.dtype), chosen, weights).to(hidden.dtype)
@@ -71,7 +73,7 @@ class _Here:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        exchange: Exchange | None = getattr(module, "whet_exchange", None)
+        exchange: Exchange | None = vars(module).get(EXCHANGE)
         adapters = vars(module).get(ADAPTERS, {})
         for name, parameter in module.named_parameters(recurse=False):
             weight: Any = parameter

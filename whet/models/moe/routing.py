@@ -20,14 +20,14 @@ KEYWORD = "whet_experts"
 """The keyword under which a decoder and each of its layers get ids, [n, layers with experts, k]."""
 
 
-def _qwen3_moe(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+def _qwen3_moe(router: nn.Module, logits: Tensor, chosen: Tensor) -> Tensor:
     scores = torch.softmax(logits, dim=-1, dtype=torch.float).gather(1, chosen)
     if router.norm_topk_prob:
         scores = scores / scores.sum(dim=-1, keepdim=True)
     return scores.to(logits.dtype)
 
 
-def _mixtral(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+def _mixtral(router: nn.Module, logits: Tensor, chosen: Tensor) -> Tensor:
     scores = torch.softmax(logits.float(), dim=-1).gather(1, chosen)
     return scores / scores.sum(dim=-1, keepdim=True)
 
@@ -59,10 +59,14 @@ def cannot_replay(config: "PretrainedConfig") -> str | None:
     return f"rollouts.router_replay is for experts of {supported}, but this model is a {kind}; leave it out"
 
 
+COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
+"""The settings by which families say how many experts a layer has."""
+
+
 def has_experts(config: "PretrainedConfig") -> bool:
     """Return whether the model is a mixture of experts."""
     text = config.get_text_config()
-    return any(getattr(text, name, None) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+    return any(getattr(text, name, None) for name in COUNTS)
 
 
 def experts_missing(config: "PretrainedConfig", replay: bool, balance: bool) -> str | None:
@@ -112,11 +116,11 @@ class _Given:
         self._number = number
         self._ids: Tensor | None = None
 
-    def take(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def take(self, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs.get(KEYWORD)
         self._ids = None if ids is None else ids[:, self._number].long()
 
-    def choose(self, weights: Any, router: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, ...]) -> Any:
+    def choose(self, weights: Any, router: nn.Module, args: tuple[object, ...], output: tuple[Tensor, ...]) -> object:
         if self._ids is None:
             return output
         logits, _, choice = output

@@ -2,22 +2,32 @@
 rank reads."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
+from torch.distributed.tensor import Shard
 
 from whet.base.errors import WhetError
+from whet.models.attention.forest import decoder_of, unwrapped
+from whet.models.moe.experts import experts_of
 from whet.models.shards import WHOLE, Shards
+from whet.models.stages import Placeholder, layers_of
+from whet.parallel.config import ParallelConfig
+from whet.parallel.experts import check_experts
+from whet.parallel.fsdp import shard
+from whet.parallel.megatron.experts import Experts, expert_groups
 from whet.parallel.megatron.families import unsupported
+from whet.parallel.megatron.lora import adapters_of, add_adapters
 from whet.parallel.megatron.model import MegatronModel
-from whet.parallel.megatron.parameters import MegatronParameters, hugging_face_names
-from whet.parallel.megatron.settings import transformer_config
+from whet.parallel.megatron.parameters import MegatronParameters, shard_dim
+from whet.parallel.megatron.settings import rotary_of, shared_size, transformer_config
 from whet.parallel.megatron.stand_ins import OneRank, apply_stand_ins
 from whet.parallel.mesh import Ranks, fail_together
 from whet.parallel.parallelize import keep_own_stages, tokens_of
+from whet.parallel.parameters import copy_part, persistent_buffers
 from whet.parallel.tensor import SpreadVocabulary
 
 Root = TypeVar("Root", bound=nn.Module)
@@ -35,18 +45,25 @@ def build_megatron(
             source = build(torch.device("cpu"))
         root = build(torch.device("meta"))
         trained = {name: parameter.requires_grad for name, parameter in _named(root)}
-        model = _empty(root.get_submodule("model"), ranks)
-        root.model = model
+        plain: Any = root.get_submodule("model")
+        adapters = adapters_of(plain)
+        model = _empty(plain, ranks, adapters)
+        if adapters:
+            plain.base_model.model = model
+        else:
+            root.model = model
         if ranks is not None and ranks.config.pipeline > 1:
             keep_own_stages(root, ranks)
+    if ranks is not None:
+        _shard(root, model, ranks)
     root.to_empty(device=device)
     if model.config.tie_word_embeddings and model.lm_head.weight is not None:
         model.lm_head.weight = model.model.embed_tokens.weight
-    model.model.frequencies.copy_(_rotary_frequencies(model))
-    parameters = MegatronParameters(model.config, ranks)
+    model.model.frequencies.copy_(rotary_of(model.config).inv_freq)
+    parameters = MegatronParameters(model.config, ranks, adapters)
     model.stored = parameters.stored
     for name, parameter in _named(root):
-        parameter.requires_grad_(trained[hugging_face_names(name)[0]])
+        parameter.requires_grad_(trained[parameters.names(name)[0]])
     _fill(root, source, parameters, ranks, device)
     tokens, vocabulary = (WHOLE.tokens if ranks is None else tokens_of(ranks)), WHOLE.vocabulary
     if ranks is not None and ranks.config.tensor > 1:
@@ -54,32 +71,62 @@ def build_megatron(
     return root, Shards(tokens, vocabulary, parameters)
 
 
-def _empty(plain: nn.Module, ranks: Ranks | None) -> MegatronModel:
-    """Return the model on ``meta``, with this rank's part of every matrix."""
-    hf, weight = plain.config, next(plain.parameters())
-    if why := "it has LoRA" if hasattr(plain, "peft_config") else unsupported(hf):
+def _empty(plain: nn.Module, ranks: Ranks | None, adapters: dict[str, Any]) -> MegatronModel:
+    """Return the model on ``meta``, with this rank's part of every matrix; PEFT's layers are moved into it."""
+    hf, weight = unwrapped(plain).config, next(plain.parameters())
+    if why := unsupported(hf):
         raise WhetError(f"learner.type=megatron can't build this model: {why}; use learner.type=torch")
-    tensor = 1 if ranks is None else ranks.config.tensor
-    for key in ("num_key_value_heads", "num_attention_heads", "intermediate_size", "vocab_size"):
-        if getattr(hf, key) % tensor:
-            raise WhetError(
-                f"parallel.tensor = {tensor} does not divide {key} = {getattr(hf, key)}; choose another size"
-            )
-    settings = transformer_config(hf, weight.dtype, tensor, ranks is not None and ranks.config.sequence_parallel)
+    size = ParallelConfig() if ranks is None else ranks.config
+    check_experts(plain, size)
+    blocks = [_mixture_of(layer) for layer in layers_of(decoder_of(plain))[1]]
+    cut = {key: getattr(hf, key) for key in ("num_key_value_heads", "num_attention_heads", "vocab_size")}
+    if None in blocks:
+        cut["intermediate_size"] = hf.intermediate_size
+    if shared := shared_size(hf):
+        cut["moe_intermediate_size x n_shared_experts"] = shared
+    for key, value in cut.items():
+        if value % size.tensor:
+            raise WhetError(f"parallel.tensor = {size.tensor} does not divide {key} = {value}; choose another size")
+    if hasattr(hf, "kv_lora_rank") and size.tensor > 1 and not size.sequence_parallel:
+        raise WhetError(
+            f"{hf.model_type} has latent attention, whose latents each rank computes for its own tokens with "
+            "parallel.tensor, so parallel.sequence_parallel must be true"
+        )
+    settings = transformer_config(hf, weight.dtype, size)
     single = OneRank()
-    split = single if ranks is None or tensor == 1 else ranks.tensor.get_group()
+    split = single if ranks is None or size.tensor == 1 else ranks.tensor.get_group()
+    groups = ProcessGroupCollection(tp=split, cp=single, pp=single, **expert_groups(ranks, single))
     with torch.device("meta"):
-        return MegatronModel(hf, settings, ProcessGroupCollection(tp=split, cp=single, pp=single)).train(plain.training)
+        model = MegatronModel(hf, settings, groups, blocks)
+        for number, layer in enumerate(model.model.layers):
+            inside = f"model.layers.{number}."
+            inner = {name.removeprefix(inside): part for name, part in adapters.items() if name.startswith(inside)}
+            add_adapters(layer, inner, settings, split)
+    return model.train(plain.training)
 
 
-def _rotary_frequencies(model: MegatronModel) -> Tensor:
-    """Return the frequencies that transformers computes for this config, [size / 2] float32."""
-    from transformers import AutoModel
+def _shard(root: nn.Module, model: MegatronModel, ranks: Ranks) -> None:
+    """Shard parameters over the ranks with other data, as FSDP does. LoRA and joined biases, which are small, are not
+    sharded."""
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    mesh = ranks.experts(ranks.config.expert)
+    copies = mesh[tuple(name for name in mesh.mesh_dim_names or () if name != "expert")]
+    shard(
+        root,
+        [layer for layer in model.model.layers if not isinstance(layer, Placeholder)],
+        ranks,
+        bfloat16=False,
+        trains=root.training,
+        own_mesh=[(module, copies) for module in model.modules() if isinstance(module, Experts)],
+        placement=lambda parameter, size: Shard(shard_dim(names[id(parameter)], parameter, size)),
+        whole=[p for name, p in root.named_parameters() if "lora_" in name or name.endswith("linear_qkv.bias")],
+    )
 
-    with torch.device("meta"):
-        kind = type(AutoModel.from_config(model.config).rotary_emb)
-    frequencies: Tensor = kind(model.config).inv_freq
-    return frequencies
+
+def _mixture_of(layer: nn.Module) -> nn.Module | None:
+    """Return the module of a Hugging Face layer that has its experts and their router; None for a dense layer."""
+    name = next((name for name, _ in experts_of(layer)), None)
+    return None if name is None else layer.get_submodule(name.rpartition(".")[0])
 
 
 def _named(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -87,14 +134,20 @@ def _named(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name.removeprefix("model."), parameter) for name, parameter in root.named_parameters()]
 
 
+def _filled(root: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and persistent buffers, by the names under which they are stored."""
+    buffers = ((name.removeprefix("model."), buffer) for name, buffer in persistent_buffers(root))
+    return dict([*_named(root), *buffers])
+
+
 @torch.no_grad()
 def _fill(
     root: nn.Module, source: nn.Module | None, parameters: MegatronParameters, ranks: Ranks | None, device: torch.device
 ) -> None:
-    """Fill the parameters from rank 0's ``source``. One tensor at a time is broadcast."""
-    targets = dict(_named(root))
-    owner = {other: name for name in targets for other in hugging_face_names(name)}
-    full = {} if source is None else dict(_named(source))
+    """Fill the parameters, and biases of routers, from rank 0's ``source``. One tensor at a time is broadcast."""
+    targets = _filled(root)
+    owner = {other: name for name in targets for other in parameters.names(name)}
+    full = {} if source is None else _filled(source)
     listed = [(name, tensor.shape, tensor.dtype) for name, tensor in full.items()]
     waiting: dict[str, dict[str, Tensor]] = {}
     for name, shape, dtype in listed if ranks is None else ranks.broadcast(listed):
@@ -105,7 +158,7 @@ def _fill(
             continue
         pieces = waiting.setdefault(target, {})
         pieces[name] = parameters.own_piece(target, moving)
-        names = hugging_face_names(target)
+        names = parameters.names(target)
         if len(pieces) == len(names):
-            targets[target].copy_(parameters.joined(target, [pieces[name] for name in names]))
+            copy_part(targets[target], parameters.joined(target, [pieces[name] for name in names]))
             del waiting[target]

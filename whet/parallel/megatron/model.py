@@ -1,8 +1,9 @@
 """A language model of Megatron Core's layers, in the shape of a Hugging Face model: an embedding, layers, a norm and a
 head, which whet runs, cuts into pipeline stages and saves like any other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +19,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from whet.models.attention.forest import AnyLayout
-from whet.parallel.megatron.layers import Norm, build_layer
+from whet.parallel.megatron.experts import mixture
+from whet.parallel.megatron.layers import build_layer
+from whet.parallel.megatron.norm import Norm
+from whet.parallel.parameters import persistent_buffers
 
 
 class MegatronDecoder(nn.Module):
     """Maps tokens to final hidden states."""
 
-    def __init__(self, hf: Any, config: TransformerConfig, groups: ProcessGroupCollection) -> None:
+    def __init__(
+        self, hf: Any, config: TransformerConfig, groups: ProcessGroupCollection, blocks: Sequence[nn.Module | None]
+    ) -> None:
         super().__init__()
         self.config, self.settings, self.groups = hf, config, groups
         self.embed_tokens = VocabParallelEmbedding(
@@ -34,7 +40,10 @@ class MegatronDecoder(nn.Module):
             config=config,
             tp_group=groups.tp,
         )
-        self.layers = nn.ModuleList(build_layer(config, 1 + index, groups) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            build_layer(config, number, groups, None if block is None else mixture(hf, block))
+            for number, block in enumerate(blocks, 1)
+        )
         self.norm = Norm(config, hf.hidden_size, config.layernorm_epsilon)
         # of rotary embeddings
         self.frequencies: Tensor
@@ -78,12 +87,15 @@ class MegatronDecoder(nn.Module):
 
 
 class MegatronModel(nn.Module):
-    """A decoder with a head. The head is never called: whet computes log-probs from its weight in tiles."""
+    """A decoder with a head. The head is never called: whet computes log-probs from its weight in tiles. ``blocks`` are
+    each layer's experts and router in the Hugging Face model; None for a dense layer."""
 
-    def __init__(self, hf: Any, config: TransformerConfig, groups: ProcessGroupCollection) -> None:
+    def __init__(
+        self, hf: Any, config: TransformerConfig, groups: ProcessGroupCollection, blocks: Sequence[nn.Module | None]
+    ) -> None:
         super().__init__()
         self.config = hf
-        self.model = MegatronDecoder(hf, config, groups)
+        self.model = MegatronDecoder(hf, config, groups, blocks)
         rows = hf.vocab_size // config.tensor_model_parallel_size
         self.lm_head = nn.Linear(hf.hidden_size, rows, bias=False, dtype=config.params_dtype)
         if hf.tie_word_embeddings:
@@ -100,8 +112,9 @@ class MegatronModel(nn.Module):
         return self.lm_head
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Tensor]:  # type: ignore[override]
-        """Return the weights under the names of the Hugging Face model, a tied head included, as they are published."""
-        named = self.named_parameters(remove_duplicate=False)
+        """Return the weights under the names of the Hugging Face model, a tied head and the biases of routers included,
+        as they are published."""
+        named = chain(self.named_parameters(remove_duplicate=False), persistent_buffers(self))
         return {other: part for name, p in named for other, part in self.stored(name, p.detach()).items()}
 
     def gradient_checkpointing_enable(self, _: Any) -> None:

@@ -1,101 +1,141 @@
 """Parameters of Megatron Core as Hugging Face's: names, pieces over tensor-parallel ranks, and sums of gradients."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
+from whet.base.errors import WhetError
+from whet.fetch.megatron_layout import join_heads, split_heads
 from whet.models.shards import Parameters
-from whet.parallel.megatron.families import NAMES
+from whet.parallel.megatron.families import BY_INPUTS, BY_OUTPUTS, NAMES, UNCUT
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import local
 
-_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)\.(weight|bias)")
-_ROWS, _COLUMNS = ("linear_qkv", "linear_fc1", "embed_tokens", "lm_head"), ("linear_proj", "linear_fc2")
+_LAYER = re.compile(r"((?:base_model\.model\.)?)(model\.layers\.\d+\.)(.+)\.(\w+)")
+_ROWS = (
+    *BY_OUTPUTS,
+    *(f"{other}.lora_B" for module in BY_OUTPUTS for other in NAMES[module]),
+    "embed_tokens",
+    "lm_head",
+)
+_COLUMNS = (*BY_INPUTS, *(f"{other}.lora_A" for module in BY_INPUTS for other in NAMES[module]))
 
 
 class MegatronParameters(Parameters):
     """Stored under Hugging Face's names, so that either learner reads what the other has saved."""
 
-    def __init__(self, hf: Any, ranks: Ranks | None) -> None:
-        self.ranks = ranks
+    def __init__(self, hf: Any, ranks: Ranks | None, adapted: Collection[str] = ()) -> None:
+        self.ranks, self.adapted = ranks, adapted
         self.parts = 1 if ranks is None else ranks.config.tensor
         self.groups = hf.num_key_value_heads // self.parts
         self.heads = hf.num_attention_heads // hf.num_key_value_heads  # of queries, in a group
 
     def stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         kind, slash, name = name.rpartition("/")
-        names = hugging_face_names(name)
-        pieces = self._split(name, tensor) if tensor.dim() else [tensor.clone() for _ in names]
-        dim = _split_dim(name)
-        return {kind + slash + other: self._spread(piece, dim) for other, piece in zip(names, pieces, strict=True)}
+        names = self.names(name)
+        pieces = self._split(name, local(tensor)) if tensor.dim() else [tensor.clone() for _ in names]
+        return {
+            kind + slash + other: self._spread(name, tensor, piece) for other, piece in zip(names, pieces, strict=True)
+        }
 
     def restore(self, name: str, tensor: Tensor, stored: Mapping[str, Tensor]) -> None:
         kind, slash, name = name.rpartition("/")
-        pieces = [local(stored[kind + slash + other]) for other in hugging_face_names(name)]
+        pieces = [local(stored[kind + slash + other]) for other in self.names(name)]
         with torch.no_grad():
-            tensor.copy_(pieces[0] if tensor.dim() == 0 else self.joined(name, pieces))
+            local(tensor).copy_(pieces[0] if tensor.dim() == 0 else self.joined(name, pieces))
+
+    def names(self, name: str) -> list[str]:
+        """Return the names of the Hugging Face tensors in Megatron Core's parameter ``name``."""
+        if (matched := _LAYER.fullmatch(name)) is None or matched[3] not in NAMES:
+            return [name]
+        wrapper, layer, module, kind = matched.groups()
+        modules = [layer + other for other in NAMES[module]]
+        return [f"{wrapper}{m}.base_layer.{kind}" if m in self.adapted else f"{wrapper}{m}.{kind}" for m in modules]
 
     def own_piece(self, name: str, whole: Tensor) -> Tensor:
         """Return this rank's part of a Hugging Face tensor of Megatron Core's parameter ``name``."""
-        dim = _split_dim(name)
-        if dim is None or self.ranks is None or self.parts == 1:
+        if self.ranks is None:
             return whole
-        return whole.chunk(self.parts, dim)[self.ranks.tensor.get_local_rank()]
+        mesh, along, dim = self._layout(name)
+        if dim is None or along not in (mesh.mesh_dim_names or ()):
+            return whole
+        return whole.chunk(mesh[along].size(), dim)[mesh.get_local_rank(along)]
 
     def joined(self, name: str, pieces: list[Tensor]) -> Tensor:
         """Return a parameter on this rank from its pieces: queries, keys and values by group; or gate and up."""
-        if "linear_qkv" not in name:
-            return torch.cat(pieces)
-        rest = pieces[0].shape[1:]
-        return torch.cat([piece.reshape(self.groups, -1, *rest) for piece in pieces], 1).flatten(0, 1)
+        return join_heads(pieces, self.groups) if "linear_qkv" in name else torch.cat(pieces)
 
     def _split(self, name: str, tensor: Tensor) -> list[Tensor]:
         if "linear_fc1" in name:
             return list(tensor.chunk(2))
-        if "linear_qkv" not in name:
-            return [tensor]
-        by_group = tensor.unflatten(0, (self.groups, self.heads + 2, -1))
-        return [part.flatten(0, 2) for part in by_group.split([self.heads, 1, 1], 1)]
+        return split_heads(tensor, self.groups, self.heads) if "linear_qkv" in name else [tensor]
 
-    def _spread(self, piece: Tensor, dim: int | None) -> Tensor:
+    def _layout(self, name: str) -> tuple[DeviceMesh, str, int | None]:
+        """Return the mesh of the ranks that have a parameter, and the dimensions of the mesh and of the parameter along
+        which it is cut. The other ranks of the mesh have copies."""
+        assert self.ranks is not None
+        if ".experts." in name:
+            return self.ranks.experts(self.ranks.config.expert), "expert", 0
+        return self.ranks.parameters, "tensor", _split_dim(name)
+
+    def _spread(self, name: str, tensor: Tensor, piece: Tensor) -> Tensor:
+        """Return the piece of ``tensor`` on this rank as a part of the whole Hugging Face tensor."""
         if self.ranks is None:
             return piece
-        mesh = self.ranks.parameters
-        cut = Replicate() if dim is None or piece.dim() == 0 else Shard(dim)
-        placements = [cut if size == "tensor" else Replicate() for size in mesh.mesh_dim_names or ()]
-        return DTensor.from_local(piece, mesh, placements, run_check=False)
+        mesh, along, dim = self._layout(name)
+        names, shape = mesh.mesh_dim_names or (), list(piece.shape)
+        cut: dict[str, Placement] = {along: Replicate() if dim is None or piece.dim() == 0 else Shard(dim)}
+        if isinstance(tensor, DTensor):  # FSDP's
+            sharded = tensor.placements[-1]
+            assert isinstance(sharded, Shard)
+            cut |= {names[-2] if along in names else names[-1]: sharded}
+            shape[sharded.dim] = tensor.shape[sharded.dim]
+        if dim is not None and piece.dim() and along in names:
+            shape[dim] *= mesh[along].size()
+        placements = [cut.get(size, Replicate()) for size in names]
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(piece, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
     def sum_gradients(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         if self.ranks is None:
             return
-        data = self.ranks.data
-        over_data = [data.get_group(dim) for dim in range(data.ndim) if data.size(dim) > 1]
-        over_tensor = [self.ranks.tensor.get_group()] if self.parts > 1 else []
         for name, parameter in named:
             if parameter.grad is None:
                 continue
-            for group in over_data + (over_tensor if self._of_some_tokens(name) else []):
-                dist.all_reduce(parameter.grad, group=group)
+            mesh, along, _ = self._layout(name)
+            summed = isinstance(parameter, DTensor)  # over data, by FSDP
+            for size in mesh.mesh_dim_names or ():
+                if mesh[size].size() > 1 and (self._of_some_tokens(name) if size == along else not summed):
+                    dist.all_reduce(local(parameter.grad), group=mesh.get_group(size))
 
     def _of_some_tokens(self, name: str) -> bool:
         """Return whether each tensor-parallel rank has applied a whole parameter to its heads or tokens only."""
         if "q_layernorm" in name or "k_layernorm" in name:
             return True
         assert self.ranks is not None
-        return self.ranks.config.sequence_parallel and "norm" in name
+        among = any(kind in name for kind in ("norm", "router", "lora_", *UNCUT)) and _split_dim(name) is None
+        return self.ranks.config.sequence_parallel and among
 
 
-def hugging_face_names(name: str) -> list[str]:
-    """Return the names of the Hugging Face tensors in Megatron Core's parameter ``name``."""
-    if (matched := _LAYER.fullmatch(name)) is None:
-        return [name]
-    layer, module, kind = matched.groups()
-    return [f"{layer}{other}.{kind}" for other in NAMES[module]]
+def shard_dim(name: str, parameter: Tensor, ranks: int) -> int:
+    """Return the dimension along which FSDP shards a parameter over ``ranks``: another one than tensor or expert
+    parallelism and Hugging Face's names split. Raises ``WhetError`` if FSDP can't shard it evenly, where it has to."""
+    split = 0 if ".experts." in name else _split_dim(name)
+    candidates = [dim for dim in range(parameter.dim()) if dim != split]
+    for dim in candidates:
+        if dim == 0 or parameter.shape[dim] % ranks == 0:
+            return dim
+    raise WhetError(
+        f"parallel.fsdp x context = {ranks} does not divide a size of {name}, {list(parameter.shape)}, such as the "
+        "hidden size; choose other sizes"
+    )
 
 
 def _split_dim(name: str) -> int | None:

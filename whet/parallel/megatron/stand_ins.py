@@ -1,10 +1,15 @@
-"""Stand-ins for a GPU and for torch's process groups, which Megatron Core expects, where they are missing."""
+"""Stand-ins for a GPU, torch's process groups and Transformer Engine, which Megatron Core expects, where they are
+missing."""
 
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.extensions import transformer_engine
 from megatron.core.tensor_parallel import layers, mappings
+from megatron.core.transformer import multi_latent_attention
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+from torch import Tensor
 
 _default_group = mappings.get_tensor_model_parallel_group_if_none
 
@@ -27,12 +32,23 @@ def apply_stand_ins() -> None:
         module.get_tensor_model_parallel_group_if_none = _given_group
     if parallel_state._GLOBAL_MEMORY_BUFFER is None:  # of gathered activations
         parallel_state._set_global_memory_buffer()
+    multi_latent_attention.HAVE_TE = transformer_engine.HAVE_TE  # else it takes a mock of it for the real one
     if not torch.cuda.is_available():
         torch.cuda.current_device = _cpu  # type: ignore[assignment]
+        MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = "none"  # else it makes one
+        MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _counts
 
 
 def _given_group(group: Any, *more: Any, **named: Any) -> Any:
     return _default_group(group, *more, **named) if group is None else group
+
+
+def _counts(self: MoEAlltoAllTokenDispatcher, _: str, tokens_per_expert: Tensor | None = None) -> Tensor | None:
+    """Give collectives the numbers of tokens as the type they want; nothing is on a GPU."""
+    for name in ("input_splits", "output_splits"):
+        if isinstance(counts := getattr(self, name), Tensor):
+            setattr(self, name, counts.numpy())
+    return tokens_per_expert
 
 
 def _cpu() -> torch.device:

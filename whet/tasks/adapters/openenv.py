@@ -7,14 +7,14 @@ import asyncio
 import contextlib
 import json
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, field_validator
 
 from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.base.seeds import derive_seed
-from whet.base.strict_json import STRICT
+from whet.base.strict_json import STRICT, JsonObject
 from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Observation, Step, finite
@@ -57,7 +57,7 @@ class OpenEnv(DrawnTasks[Seed]):
     """The field of an action that holds the text of the reply. None: the reply is the whole action, a JSON object."""
     observation: str | None = None
     """The field of an observation that is shown to the model. None: the whole observation, as JSON."""
-    reset: dict[str, Any] = Field(default={})
+    reset: JsonObject = Field(default={})
     """Further arguments of a reset, in addition to the seed."""
     train_size: int = Field(default=1000, ge=1, le=MAX_SIZE)
     test_size: int = Field(default=100, ge=0, le=MAX_SIZE)
@@ -121,7 +121,7 @@ class OpenEnvEpisode(Environment):
                 await self.connection.send('{"type": "close"}')
             await self.connection.close()
 
-    def _action(self, text: str) -> dict[str, Any]:
+    def _action(self, text: str) -> dict[str, object]:
         """Return the action in a reply. Raises ``InvalidAction``."""
         if self.settings.action is not None:
             return {self.settings.action: text}
@@ -131,7 +131,7 @@ class OpenEnvEpisode(Environment):
                 return action
         raise InvalidAction("it must be a JSON object, and nothing else")
 
-    def _text(self, shown: dict[str, Any]) -> str:
+    def _text(self, shown: JsonObject) -> str:
         observation = shown.get("observation")
         if self.settings.observation is None:
             return json.dumps(observation, ensure_ascii=False)
@@ -140,7 +140,7 @@ class OpenEnvEpisode(Environment):
             raise ConfigError(f"data.observation: the observation has no field {field!r}: {str(observation)[:200]}")
         return str(observation[self.settings.observation])
 
-    async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, kind: str, data: JsonObject) -> dict[str, object]:
         assert self.connection is not None
         where = f"{self.settings.url}: {kind} of {self.task.uid}"
         try:

@@ -20,7 +20,8 @@ from pydantic import Field
 from whet.base.errors import ConfigError, DataError
 from whet.base.extras import extra
 from whet.base.seeds import derive_seed
-from whet.config.nearest import did_you_mean
+from whet.base.strict_json import JsonObject
+from whet.config.issues import did_you_mean
 from whet.core.types import Task
 from whet.data.split import Tally, distinct
 from whet.processes.pool import WorkerLimits
@@ -63,35 +64,35 @@ _EVALUATES = re.compile(r"(?<![\w.])(?:\w+\.)?(?:eval|exec|parse_expr|sympify)\(
 _NO_NUMBER = re.compile(r"(?=.*(?:nan|inf))(?:nan|inf(?:inity)?|[-+()\s0-9.*]|[ij](?![a-z]))*", re.IGNORECASE)
 
 
-def _uses_its_numbers(answer: str, entry: dict[str, Any]) -> bool:
+def _uses_its_numbers(answer: str, entry: JsonObject) -> bool:
     return sorted(map(int, re.findall(r"[0-9]+", answer))) == sorted(entry["metadata"]["numbers"])
 
 
-def _same_word(answer: str, entry: dict[str, Any]) -> bool:
+def _same_word(answer: str, entry: dict[str, object]) -> bool:
     return answer.strip().casefold() == str(entry["answer"]).casefold()
 
 
-def _same_probability(answer: str, entry: dict[str, Any]) -> bool:
+def _same_probability(answer: str, entry: JsonObject) -> bool:
     return abs(Fraction(answer.replace(",", "")) - Fraction(entry["answer"])) <= Fraction(1, 10_000)
 
 
-def _same_number(answer: str, entry: dict[str, Any]) -> bool:
+def _same_number(answer: str, entry: JsonObject) -> bool:
     return Fraction(answer.replace(",", "").strip(" $")) == Fraction(entry["answer"])
 
 
-def _same_words(answer: str, entry: dict[str, Any]) -> bool:
+def _same_words(answer: str, entry: JsonObject) -> bool:
     return len(answer.split()) == len(entry["answer"].split())
 
 
-def _same_length(answer: str, entry: dict[str, Any]) -> bool:
+def _same_length(answer: str, entry: JsonObject) -> bool:
     return len(answer) == len(entry["answer"])
 
 
-def _same_number_of_words(answer: str, entry: dict[str, Any]) -> bool:
+def _same_number_of_words(answer: str, entry: JsonObject) -> bool:
     return answer.count(",") == entry["answer"].count(",")
 
 
-def _same_units(answer: str, entry: dict[str, Any]) -> bool:
+def _same_units(answer: str, entry: JsonObject) -> bool:
     """Return whether both are days, a time, or days and a time, and nothing else."""
     numbered = (re.sub(r"\d+", "0", text) for text in (answer, entry["answer"]))
     first, second = (re.sub(r"\.0|days?|\s", "", text) for text in numbered)
@@ -100,7 +101,7 @@ def _same_units(answer: str, entry: dict[str, Any]) -> bool:
 
 # Checks that are missing in the generators' scorers, which accept a constant as right everywhere, or any text after the
 # right answer.
-CHECKS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
+CHECKS: dict[str, Callable[[str, JsonObject], bool]] = {
     "coin_flip": _same_probability,
     "game_of_life_halting": _same_word,
     "gsm_symbolic": _same_number,
@@ -119,7 +120,7 @@ class ReasoningGym(DrawnTasks):
     named_scores = SCORES
 
     dataset: str
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: JsonObject = Field(default_factory=dict)
     """The generator's settings, except size and seed."""
     train_size: int = Field(default=2000, ge=1, le=MAX_SIZE)
     """Questions to generate. Repeated and held-out questions are dropped."""
@@ -168,7 +169,7 @@ class ReasoningGym(DrawnTasks):
     def open(self) -> "GymGrading":
         return GymGrading(self)
 
-    def entry(self, task: Task) -> tuple[dict[str, Any], bytes]:
+    def entry(self, task: Task) -> tuple[JsonObject, bytes]:
         """Return the arguments of a task's scorer: the generator's entry and its pickled settings."""
         split = checked_split(task.uid.split("/")[-2])
         entry = self._entries[split].get(task.uid)
@@ -192,7 +193,7 @@ class ReasoningGym(DrawnTasks):
         tally.report(len(kept))
         return dict(kept)
 
-    def _settings(self, split: Split) -> dict[str, Any]:
+    def _settings(self, split: Split) -> JsonObject:
         # 32 bits, because some generators pass the seed to numpy.
         seed = derive_seed(self.seed, "reasoning_gym", self.dataset, split) % 2**32
         return {**self.settings, "size": self.sizes[split], "seed": seed}
@@ -235,7 +236,7 @@ def extract(reply: str, kind: AnswerKind) -> str | None:
     return answer if 0 < len(answer) <= MAX_CHARS else None
 
 
-def check_generator(name: str, settings: dict[str, Any]) -> None:
+def check_generator(name: str, settings: JsonObject) -> None:
     """Raise ``ConfigError`` unless the generator exists, has the settings, and is safe to score a model's answers."""
     generators = _generators()
     if name not in generators:
@@ -261,7 +262,7 @@ def prepare() -> None:
     _generators()
 
 
-def score_in_worker(name: str, config: bytes, answer: str, entry: dict[str, Any]) -> dict[str, float]:
+def score_in_worker(name: str, config: bytes, answer: str, entry: JsonObject) -> dict[str, float]:
     """Return the scores of an answer, by the generator's own scorer."""
     dataset = _cached_dataset(name, config)
     try:
@@ -278,7 +279,7 @@ def _cached_dataset(name: str, config: bytes) -> Any:
     return _dataset(name, pickle.loads(config))
 
 
-def _dataset(name: str, settings: dict[str, Any]) -> Any:
+def _dataset(name: str, settings: dict[str, object]) -> Any:
     from reasoning_gym.factory import create_dataset
 
     _generators()

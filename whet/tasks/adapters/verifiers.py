@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from whet.base.errors import ConfigError, DataError
+from whet.base.strict_json import JsonObject
 from whet.core.types import Message, Task
 from whet.data.messages import messages_of
 from whet.data.split import Tally
@@ -31,7 +32,7 @@ _raised: ContextVar[list[Exception]] = ContextVar("raised")  # errors of the rew
 class VerifiersRow:
     """A row of the environment's data set."""
 
-    row: dict[str, Any]
+    row: JsonObject
 
 
 class Verifiers(SplitTasks[VerifiersRow]):
@@ -39,7 +40,7 @@ class Verifiers(SplitTasks[VerifiersRow]):
 
     environment: str
     """The id of the environment: the name of its module with ``load_environment``, in dashes or underscores."""
-    arguments: dict[str, Any] = Field(default={})
+    arguments: JsonObject = Field(default={})
     """Arguments of ``load_environment``."""
     test_size: int = Field(default=200, ge=0, le=MAX_SIZE)
     """Most test tasks. They are the environment's rows for evaluation or, without any, held-out training rows."""
@@ -126,9 +127,9 @@ class Rollout(Program):
 def _record_errors(rubric: Any) -> None:
     """Wrap the rubric's reward functions to record their errors, which verifiers replaces by 0."""
 
-    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(function: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(function)
-        async def call(*arguments: Any, **named: Any) -> Any:
+        async def call(*arguments: Any, **named: Any) -> object:
             try:
                 result = function(*arguments, **named)
                 return await result if inspect.isawaitable(result) else result
@@ -148,12 +149,12 @@ def _read(rows: Any, name: str) -> list[Task[VerifiersRow]]:
     return [Task(f"{name}/{index}", _messages(row["prompt"]), VerifiersRow(row)) for index, row in enumerate(given)]
 
 
-def _messages(prompt: Any) -> list[Message]:
+def _messages(prompt: object) -> list[Message]:
     try:
         return messages_of([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
     except ValueError as problem:
         raise DataError(f"a prompt of the environment {problem}") from None
 
 
-def _ignore(*_: Any) -> None:
+def _ignore(*_: object) -> None:
     """Install no handler: the run closes the environments."""

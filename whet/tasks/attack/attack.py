@@ -15,8 +15,7 @@ from whet.base.seeds import derive_seed
 from whet.core.types import Task
 from whet.tasks.attack.answers import BY_CHANCE, FAMILIES, FROM_GOLD, SEARCH, Cheap, Writer, final_text, letters
 from whet.tasks.attack.gradings import Failure, Gradings, SpentError
-from whet.tasks.attack.search import search, written
-from whet.tasks.attack.shrink import shrunk
+from whet.tasks.attack.search import search, shrunk, written
 from whet.tasks.base import TaskSet
 from whet.tasks.cases import Case
 

@@ -1,5 +1,6 @@
 """Random search for an answer that earns a reward on many tasks: texts are joined, cut and changed, and texts with a
-higher mean reward are changed more often."""
+higher mean reward are changed more often. And
+shrinking of a text: parts are deleted while a condition holds."""
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -65,3 +66,27 @@ def _changed(rng: random.Random, recipes: Sequence[Recipe]) -> Recipe:
             start = rng.randint(0, len(text))
             recipe[place % len(recipe)] = text[:start] + text[start + rng.randint(1, 8) :]
     return tuple(recipe[:20])
+
+
+async def shrunk(text: str, holds: Callable[[str], Awaitable[bool]]) -> str:
+    """Return a text from which no line, and then no character, can be deleted without breaking the condition. It begins
+    with large parts, as delta debugging does (Zeller and Hildebrandt, 2002). ``text`` fulfils the condition."""
+    if text and await holds(""):
+        return ""
+    lines = await _without_parts(text.splitlines(keepends=True), holds)
+    return "".join(await _without_parts(list("".join(lines)), holds))
+
+
+async def _without_parts(parts: list[str], holds: Callable[[str], Awaitable[bool]]) -> list[str]:
+    size = max(1, len(parts) // 2)
+    while True:
+        start, before = 0, len(parts)
+        while start < len(parts):
+            rest = parts[:start] + parts[start + size :]
+            if len(rest) < len(parts) and rest and await holds("".join(rest)):
+                parts = rest
+            else:
+                start += size
+        if size == 1 and len(parts) == before:
+            return parts
+        size = max(1, size // 2)

@@ -5,12 +5,13 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 from whet.core.content import text_of
 from whet.core.types import Task
 from whet.data.row import Text, read_rows
@@ -42,7 +43,7 @@ _GYM_MODES: dict[str, Mode] = {
 _REFERS = re.compile(r"\b(above|below|both|neither|none|all of)\b|\b[A-H] (and|or) [A-H]\b|\([a-h]\)", re.IGNORECASE)
 
 
-def _lettered(options: Any) -> Any:
+def _lettered(options: object) -> object:
     """Return the options by letter, from a list of texts or Gym's list of objects with one letter each."""
     if isinstance(options, list) and all(isinstance(option, str | None) for option in options):
         return dict(zip(string.ascii_uppercase, options, strict=False))
@@ -61,7 +62,7 @@ class Choice(GymRow):
     options: Annotated[dict[str, str | None], BeforeValidator(_lettered)]
     answer: str | int = Field(validation_alias=AliasChoices("answer", "expected_answer"))
     grading_mode: Literal[tuple(_GYM_MODES)] | None = None  # type: ignore[valid-type]
-    template_metadata: dict[str, Any] | None = None
+    template_metadata: JsonObject | None = None
 
     @model_validator(mode="after")
     def _can_be_graded(self) -> "Choice":

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field, model_validator
 
+from whet.base.strict_json import JsonObject
 from whet.data.messages import messages_of
 from whet.data.row import Text
 from whet.tasks.code.tests import IMPORTS, Test, called, module_of_tests, stream
@@ -46,11 +47,11 @@ class CodeRow(GymRow):
     input_output: Any = None
     public_test_cases: Any = None
     private_test_cases: Any = None
-    public_tests: dict[str, Any] | None = None
-    private_tests: dict[str, Any] | None = None
-    generated_tests: dict[str, Any] | None = None
-    reward_model: dict[str, Any] | None = None
-    verifier_metadata: dict[str, Any] | None = None
+    public_tests: JsonObject | None = None
+    private_tests: JsonObject | None = None
+    generated_tests: JsonObject | None = None
+    reward_model: JsonObject | None = None
+    verifier_metadata: JsonObject | None = None
     metadata: Any = None
     input_file: str | None = None
     output_file: str | None = None
@@ -179,7 +180,7 @@ class CodeRow(GymRow):
             self.question = f"{self.question or self.prompt}\n\nThe function must be called `{name}`."
 
 
-def unit_tests(given: Any, name: str | None = None, field: str = "verifier_metadata.unit_tests") -> list[Test]:
+def unit_tests(given: object, name: str | None = None, field: str = "verifier_metadata.unit_tests") -> list[Test]:
     """Return the tests of an object with ``inputs``, ``outputs`` and, for calls, ``fn_name``; or of a list of objects
     with ``input`` and ``output``. Raises ``ValueError``, also for no tests, which every program would pass."""
     if isinstance(given, list):
@@ -207,7 +208,7 @@ def unit_tests(given: Any, name: str | None = None, field: str = "verifier_metad
         raise ValueError(f"an input or output of {name!r} is not JSON: {error}") from None
 
 
-def _called(test: dict[str, Any], name: str | None) -> str | None:
+def _called(test: JsonObject, name: str | None) -> str | None:
     """Return the function that a test calls: empty if it isn't named, None for a test of printed output."""
     metadata, kind = test.get("metadata"), test.get("testtype", test.get("type"))
     name = test.get("fn_name") or (metadata.get("func_name") if isinstance(metadata, dict) else None) or name
@@ -219,7 +220,7 @@ def _is_program(source: str, name: str) -> bool:
     return bool(re.search(rf"^([ \t]*)(async )?def {re.escape(name)}\(", source, re.MULTILINE))
 
 
-def _first(solutions: Any) -> str | None:
+def _first(solutions: object) -> str | None:
     """Return the first Python solution of a list, of JSON of a list, or of CodeContests' two lists; None without."""
     if isinstance(solutions, str):
         try:
@@ -233,7 +234,7 @@ def _first(solutions: Any) -> str | None:
     return next((source for source in sources if isinstance(source, str)), None)
 
 
-def _json(given: Any, field: str) -> Any:
+def _json(given: object, field: str) -> Any:
     """Return a value that may be given as a text of JSON."""
     if not isinstance(given, str):
         return given
@@ -243,18 +244,18 @@ def _json(given: Any, field: str) -> Any:
         raise ValueError(f"field {field!r} is not JSON: {error}") from None
 
 
-def _no_number(text: str) -> Any:
+def _no_number(text: str) -> object:
     raise ValueError(f"{text} can't be compared")
 
 
 class _PlainUnpickler(pickle.Unpickler):
     """Reads texts, numbers and containers. A pickle that names a class or function is an error."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         raise ValueError(f"it is a pickle that would load {module}.{name}")
 
 
-def _private(given: Any) -> list[Any]:
+def _private(given: object) -> list[object]:
     """Return LiveCodeBench's private tests, from JSON or from pickled, compressed JSON in base64."""
     field = "private_test_cases"
     if not given or not isinstance(given, str) or given.lstrip().startswith("["):
@@ -265,13 +266,13 @@ def _private(given: Any) -> list[Any]:
         raise ValueError(f"field {field!r} can't be read: {error}") from None
 
 
-def _values(given: Any) -> list[Any]:
+def _values(given: Any) -> list[object]:
     """Return the arguments of a call, from a list or a text with a JSON value on each line."""
     if isinstance(given, str):
         return [json.loads(line, parse_constant=_no_number) for line in given.splitlines()]
     return list(given)
 
 
-def _value(given: Any) -> Any:
+def _value(given: object) -> object:
     """Return the expected value of a call, given as itself or as JSON."""
     return json.loads(given, parse_constant=_no_number) if isinstance(given, str) else given

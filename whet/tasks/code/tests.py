@@ -39,12 +39,12 @@ _UNSEEN = re.compile(
 )
 
 
-def stream(stdin: Any, stdout: Any) -> Test:
+def stream(stdin: object, stdout: object) -> Test:
     """Return the test that a program prints ``stdout``. Both are texts or, in APPS, lists of lines."""
     return {"stdin": _text(stdin), "stdout": _text(stdout)}
 
 
-def called(name: str, arguments: list[Any], expected: Any, wrapped: bool = False) -> Test:
+def called(name: str, arguments: list[object], expected: Any, wrapped: bool = False) -> Test:
     """Return the test that a function returns the expected value or, if ``wrapped``, the only item of that list."""
     json.dumps([arguments, expected], allow_nan=False)
     either = f" or same(got, {expected[0]!r})" if wrapped else ""
@@ -139,7 +139,7 @@ def _defined(solution: str | None) -> tuple[set[str], dict[str, str]]:
     return defined, imports
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a text, which APPS gives as a list of lines."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)

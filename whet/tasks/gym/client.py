@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 from whet.fetch.http import Answer, Cookies, HttpClient, UnansweredError, retried
@@ -28,7 +27,9 @@ class GymSession:
         self.url, self._http, self._retries, self._name = url.rstrip("/"), http, retries, name
         self._cookies = Cookies()
 
-    async def post(self, path: str, body: Any, *, once: bool = False, headers: Mapping[str, str] | None = None) -> Any:
+    async def post(
+        self, path: str, body: object, *, once: bool = False, headers: Mapping[str, str] | None = None
+    ) -> object:
         """Return the JSON of an answer. ``once``: the request changes the server's state and is never repeated.
 
         Raises ``GymError`` if the server fails or answers with something else."""
@@ -40,7 +41,7 @@ class GymSession:
         except ValueError:
             raise GymError(f"the answer of {self.url}/{path} is not JSON: {answer.text[:_SHOWN]!r}") from None
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Return the result of a tool, or its error message about the arguments. Raises ``GymError`` if it fails, or if
         the server lacks the tool, which the row declares."""
         answer = await self._post(quote(tool, safe=""), dict(arguments), once=True)
@@ -48,14 +49,14 @@ class GymSession:
             raise GymError(f"{self.url}/{tool}: HTTP {answer.status}: {answer.text[:_SHOWN]}")
         return answer.text
 
-    async def close(self, body: Mapping[str, Any]) -> None:
+    async def close(self, body: Mapping[str, object]) -> None:
         """Have the server release the session. Servers that keep none, or are older than Gym 0.7, refuse the request.
         Raises ``GymError`` if the server fails."""
         answer = await self._post("close_session", dict(body), once=False)
         if answer.status >= 500:
             raise GymError(f"{self.url}/close_session: HTTP {answer.status}: {answer.text[:_SHOWN]}")
 
-    async def _post(self, path: str, body: Any, once: bool, headers: Mapping[str, str] | None = None) -> Answer:
+    async def _post(self, path: str, body: object, once: bool, headers: Mapping[str, str] | None = None) -> Answer:
         retries = 0 if once else self._retries
 
         async def attempt(number: int) -> Answer:

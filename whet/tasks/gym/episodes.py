@@ -2,7 +2,6 @@
 plays against the policy at whet's endpoint."""
 
 import logging
-from typing import Any
 from uuid import uuid4
 
 from whet.base.errors import DataError
@@ -79,7 +78,7 @@ class GymEpisode(Environment):
         except GymError as error:
             log.warning("the session of %s was not closed: %s", self.task.uid, error)
 
-    async def _result(self, name: str, arguments: dict[str, Any]) -> str:
+    async def _result(self, name: str, arguments: dict[str, object]) -> str:
         if name in self.declared:  # never another path, such as /verify
             return await self.session.call(name, arguments)
         if self.mcp is not None and name in self.mcp.names:
@@ -116,7 +115,7 @@ class AgentEpisode(Program):
         names = {"_ng_rollout_id": address.api_key, "_ng_task_index": self.number, "_ng_rollout_index": 0}
         return verified(await self._run(row | names, address), "/run", self.task)
 
-    async def _run(self, body: dict[str, Any], address: Address) -> Any:
+    async def _run(self, body: dict[str, object], address: Address) -> object:
         try:
             return await self.session.post("run", body, once=True)
         except GymError as error:
@@ -129,7 +128,7 @@ class AgentEpisode(Program):
             raise
 
 
-def verified(answer: Any, path: str, task: Task[ServedRow]) -> Step:
+def verified(answer: object, path: str, task: Task[ServedRow]) -> Step:
     """Return the reward and scores in the answer of a verification. Raises ``GymError`` for an answer without a
     reward, and for one whose reward was not measured."""
     if not isinstance(answer, dict) or "reward" not in answer:

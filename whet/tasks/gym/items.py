@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from whet.base.strict_json import JsonObject
 from whet.core.content import text_of
 from whet.core.types import Message
 
 
-def template_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+def template_tools(tools: Sequence[dict[str, object]]) -> list[JsonObject] | None:
     """Return the tools of a row in the nested form of chat templates; None without tools."""
     keys = ("name", "description", "parameters")
     nested = [
@@ -18,7 +18,7 @@ def template_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | No
     return nested or None
 
 
-def output_items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+def output_items(messages: Sequence[Message]) -> Iterator[dict[str, object]]:
     """Yield the items after the prompt: thoughts, calls, their results, and texts. Call ids must be unique in the whole
     conversation."""
     for number, message in enumerate(messages):
@@ -44,7 +44,7 @@ def output_items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def response(messages: Sequence[Message], parameters: dict[str, Any]) -> dict[str, Any]:
+def response(messages: Sequence[Message], parameters: dict[str, object]) -> dict[str, object]:
     """Return the conversation after the prompt as a response of a model server."""
     return {
         "id": "resp_whet", "object": "response", "created_at": 0.0, "model": "policy", "parallel_tool_calls": True,
@@ -52,7 +52,7 @@ def response(messages: Sequence[Message], parameters: dict[str, Any]) -> dict[st
     }  # fmt: skip
 
 
-def final_text(response: dict[str, Any]) -> str:
+def final_text(response: JsonObject) -> str:
     """Return the text of the last message of a response. Raises ``ValueError``, ``LookupError`` or ``TypeError`` for an
     object that is not a response."""
     texts = [item for item in response["output"] if item.get("type", "message") == "message"]

@@ -3,8 +3,9 @@ endpoint keeps no state: each request is one POST, whose headers name the sessio
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
+from whet.base.strict_json import JsonObject
 from whet.tasks.gym.client import GymError, GymSession
 
 _ACCEPT = {"accept": "application/json, text/event-stream"}
@@ -17,14 +18,14 @@ class MCPTools:
     session: GymSession
     path: str
     headers: Mapping[str, str]
-    tools: list[dict[str, Any]]
+    tools: list[JsonObject]
 
     @property
     def names(self) -> set[str]:
         return {tool["name"] for tool in self.tools}
 
     @classmethod
-    def none(cls, session: GymSession, access: Any) -> Self:
+    def none(cls, session: GymSession, access: object) -> Self:
         """Return the access without its tools. Raises ``GymError`` if it is not an access over HTTP."""
         if not isinstance(access, dict) or access.get("transport", "http") != "http":
             raise GymError(f"{session.url} offers its tools over a transport other than HTTP: {str(access)[:300]}")
@@ -32,7 +33,7 @@ class MCPTools:
         return cls(session, str(access.get("url_path", "/mcp")).lstrip("/"), {**_ACCEPT, **headers}, [])
 
     @classmethod
-    async def listed(cls, session: GymSession, access: Any, besides: Collection[str]) -> Self:
+    async def listed(cls, session: GymSession, access: object, besides: Collection[str]) -> Self:
         """Return the tools that the server lists, without those in ``besides``. ``access`` is ``resources_tools`` in
         the answer to a seed."""
         unlisted = cls.none(session, access)
@@ -44,12 +45,12 @@ class MCPTools:
         ]
         return cls(session, unlisted.path, unlisted.headers, tools)
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Return the text of a tool's result, or of its error. Raises ``GymError`` if the server fails."""
         result = await self._ask("tools/call", {"name": name, "arguments": dict(arguments)})
         return "\n".join(str(part.get("text", part)) for part in result.get("content", []))
 
-    async def _ask(self, method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    async def _ask(self, method: str, parameters: Mapping[str, object]) -> JsonObject:
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
         answer = await self.session.post(self.path, message, once=True, headers=self.headers)
         result = answer.get("result") if isinstance(answer, dict) else None

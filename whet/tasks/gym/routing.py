@@ -74,7 +74,7 @@ def servers_of(head: str) -> Servers:
     return Servers(resources | behind, agents)
 
 
-def _instances(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
+def _instances(settings: Mapping[str, object]) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
     """Yield the name, kind, implementation and settings of each server in Gym's settings."""
     for name, kinds in settings.items():
         for kind, implementations in kinds.items() if isinstance(kinds, dict) else ():

@@ -6,10 +6,11 @@ A row holds its prompt, or in ``responses_create_params`` a conversation of Open
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
+from whet.base.strict_json import JsonObject
 from whet.core.content import text_of
 from whet.core.types import Message
 from whet.data.messages import messages_of, read_by
@@ -52,7 +53,7 @@ class GymRow(Row):
         return self.conversation or messages(system, self.prompt or "")
 
 
-def rows(tasks: TaskSet, split: str, agent: str) -> Iterator[dict[str, Any]]:
+def rows(tasks: TaskSet, split: str, agent: str) -> Iterator[JsonObject]:
     """Yield the tasks of a split as rows of Gym for ``agent``."""
     for task in tasks.tasks(split):
         prompt = [{"role": message["role"], "content": text_of(message["content"])} for message in task.prompt]

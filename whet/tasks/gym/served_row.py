@@ -5,9 +5,10 @@ materialized    ``task_id`` with a ``taskset``, and ``task_input`` with ``respon
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from whet.base.errors import DataError
+from whet.base.strict_json import JsonObject
 from whet.core.types import Message, Task
 from whet.data.messages import read_by
 from whet.data.row import missing
@@ -44,7 +45,7 @@ class WrittenRow(GymRow):
 class ServedRow:
     """A row, with the parts that the servers of Gym are sent."""
 
-    row: dict[str, Any]
+    row: JsonObject
     where: str  # file and line
 
     @property
@@ -60,15 +61,13 @@ class ServedRow:
         return name
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> JsonObject:
         """The request for the model: the conversation and the tools."""
-        parameters: dict[str, Any] = (self.row["task_input"] if self.materialized else self.row)[
-            "responses_create_params"
-        ]
+        parameters: JsonObject = (self.row["task_input"] if self.materialized else self.row)["responses_create_params"]
         return parameters
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> JsonObject:
         """The fields of the grader, which ``task_input`` may hold in ``task_data``."""
         if not self.materialized:
             return self.row
@@ -76,5 +75,5 @@ class ServedRow:
         return {**rest.pop("task_data", {}), **rest}
 
     @property
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self) -> list[JsonObject]:
         return self.parameters.get("tools") or []

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from whet.base.extras import extra
-from whet.config.nearest import did_you_mean
+from whet.config.issues import did_you_mean
 
 NEEDS_MODELS = ("ratio:stop_words", "words:start_verb")  # checks that would download models of nltk
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
@@ -65,12 +65,12 @@ def check_instruction(name: str, arguments: Mapping[str, Any]) -> None:
         raise ValueError(f"the instruction {name!r} can't be checked: {type(error).__name__}: {error}") from None
 
 
-def follow_in_worker(answer: str, instructions: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, float]:
+def follow_in_worker(answer: str, instructions: Sequence[tuple[str, Mapping[str, object]]]) -> dict[str, float]:
     """Return 1 or 0 for each instruction, by its index: whether the answer follows it. An empty answer follows none."""
     return {str(index): _follows(answer, *instruction) for index, instruction in enumerate(instructions)}
 
 
-def _follows(answer: str, name: str, arguments: Mapping[str, Any]) -> float:
+def _follows(answer: str, name: str, arguments: Mapping[str, object]) -> float:
     checker = _built(name, arguments)
     check = _NEWER.get(name)
     try:
@@ -93,7 +93,7 @@ def _second_and_second_to_last(checker: Any, answer: str) -> bool:
     return len(words) > 1 and words[1].lower() == words[-2].lower() == checker._keyword.lower()
 
 
-def _title_case(_: Any, answer: str) -> bool:
+def _title_case(_: object, answer: str) -> bool:
     words = [word for word in _WORD.findall(answer) if word[0].isalpha()]
     return not any(word[0].islower() and (word[1:].islower() or word[1:].isupper() or len(word) == 1) for word in words)
 

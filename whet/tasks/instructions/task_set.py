@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from whet.base.errors import DataError
 from whet.base.extras import require
+from whet.base.strict_json import JsonObject
 from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.data.row import Text, read_rows
@@ -64,7 +65,7 @@ class Turn(BaseModel):  # type: ignore[no-redef]  # the plugin's __init__ also h
 
     prompt: Text | None = None
     instruction_id_list: list[str] = Field(min_length=1)
-    arguments: list[dict[str, Any] | None] = Field(validation_alias="kwargs")
+    arguments: list[JsonObject | None] = Field(validation_alias="kwargs")
 
     @model_validator(mode="after")
     def _pairs(self) -> "Turn":
@@ -113,7 +114,7 @@ class InstructionRow(GymRow):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_turn(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _one_turn(cls, values: dict[str, object]) -> dict[str, object]:
         turn = {name: values[name] for name in ("prompt", "instruction_id_list", "kwargs") if name in values}
         turns = values.get("turns") or [turn]
         first = turns[0] if isinstance(turns, list) and isinstance(turns[0], dict) else {}

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -97,7 +97,7 @@ def read_comparison(text: str) -> Comparison | None:
     return None
 
 
-def _objects(text: str) -> Iterable[dict[str, Any]]:
+def _objects(text: str) -> Iterable[dict[str, object]]:
     """Yield the outermost JSON objects in a text, in order."""
     at, tried = 0, 0
     while (at := text.find("{", at)) >= 0 and tried < _MOST:

@@ -1,6 +1,6 @@
 """The settings of a judge. Separate from its client, so that a recipe is read without an HTTP client."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -54,7 +54,7 @@ class Judge(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _hosted(cls, value: Any) -> Any:
+    def _hosted(cls, value: object) -> object:
         if value == "policy" or (isinstance(value, dict) and not value.get("url") and value.get("model") == "policy"):
             raise ValueError(
                 "the policy can't be its own judge: its rewards would change with every step, and it would learn to "

@@ -9,7 +9,6 @@ that it left without a reply are repeated like those to a server that fails. The
 import asyncio
 import json
 import logging
-from typing import Any
 
 from whet.base.errors import ConfigError, DeadlineError, WorkerError
 from whet.fetch.http import Answer, UnansweredError
@@ -31,7 +30,7 @@ class HostedLine:
         self._starting = asyncio.Lock()
         self._closed = False
 
-    async def post(self, url: str, body: Any) -> Answer:
+    async def post(self, url: str, body: object) -> Answer:
         """Return the answer to a request of the chat API; the ``url`` is not read. Raises ``UnansweredError``, and
         ``WhetError`` for a model that can't be loaded."""
         try:

@@ -11,10 +11,11 @@ import logging
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from whet.base.errors import ConfigError
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 from whet.core.content import in_text
 from whet.core.types import Message
 from whet.fetch.http import Answer, HttpClient, UnansweredError, retried
@@ -76,7 +77,7 @@ class JudgeClient:
         and ``ConfigError`` if it refuses all requests.
         """
 
-        def written(choice: dict[str, Any]) -> T:
+        def written(choice: JsonObject) -> T:
             text = choice["message"]["content"]
             if not isinstance(text, str):
                 raise UnansweredError("its answer has no text")
@@ -90,7 +91,7 @@ class JudgeClient:
         """Return the probability of each choice, relative to all choices, as the first token of the reply. Raises what
         ``ask`` raises; ``JudgeError`` if none is among the likeliest tokens of a server."""
 
-        def verdict(choice: dict[str, Any]) -> dict[str, float]:
+        def verdict(choice: JsonObject) -> dict[str, float]:
             first = choice["logprobs"]["content"][0]["top_logprobs"]
             return shares({scored["token"]: float(scored["logprob"]) for scored in first}, choices)
 
@@ -99,14 +100,14 @@ class JudgeClient:
         return await self._asked(messages, verdict, name, {"max_tokens": 1, "logprobs": True, **which})
 
     async def _asked(
-        self, messages: Sequence[Message], verdict: Callable[[dict[str, Any]], T], name: str,
-        changes: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], verdict: Callable[[dict[str, object]], T], name: str,
+        changes: Mapping[str, object] | None = None,
     ) -> T:  # fmt: skip
         """Return what ``verdict`` reads from the ``choices[0]`` of an answer."""
         judge = self.judge
 
         async def attempt(number: int) -> T:
-            body: dict[str, Any] = {
+            body: JsonObject = {
                 "model": judge.model, "messages": in_text(messages), "temperature": judge.temperature,
                 "max_tokens": judge.max_tokens, "seed": derive_seed("judge", name, number) % 2**31, **(changes or {}),
             }  # fmt: skip
@@ -124,7 +125,7 @@ class JudgeClient:
             why = f"{self.name} gave no {what} {name} in {judge.retries + 1} attempts: {error}"
             raise JudgeError(why) from None
 
-    async def _post(self, body: dict[str, Any]) -> Answer:
+    async def _post(self, body: dict[str, object]) -> Answer:
         """Return the answer to a request that the judge accepts. Raises ``UnansweredError``, ``AnswerRefusedError`` or
         ``ConfigError``."""
         url = (self.judge.url or "").rstrip("/") + "/chat/completions"

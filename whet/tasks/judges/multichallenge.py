@@ -6,11 +6,12 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from whet.base.errors import ConfigError, DataError
+from whet.base.strict_json import JsonObject
 from whet.core.types import Message, Task
 from whet.data.messages import Messages
 from whet.data.row import Text, read_rows
@@ -48,7 +49,7 @@ class MultiChallengeRow(GymRow):
     target_question: Text | None = Field(default=None, validation_alias="TARGET_QUESTION")
     pass_criteria: Verdict = Field(default="YES", validation_alias="PASS_CRITERIA")
     rubric: list[Criterion] = Field(default=[])
-    metadata: dict[str, Any] = Field(default={})
+    metadata: JsonObject = Field(default={})
 
     @property
     def conversation(self) -> list[Message] | None:

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from whet.base.errors import ConfigError, DataError
-from whet.config.nearest import did_you_mean
+from whet.config.issues import did_you_mean
 from whet.core.types import Task
 from whet.tasks.base import Environments
 from whet.tasks.episodes import graded

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from whet.base.errors import DataError
 from whet.base.extras import require
+from whet.base.strict_json import JsonObject
 from whet.core.content import content_of, text_of
 from whet.data.row import Row, Text, read_rows
 from whet.data.split import Tally
@@ -24,7 +25,7 @@ from whet.tasks.splits import MAX_SIZE, FileTasks, Split, split_files
 GSM8K_HUB = "hf:openai/gsm8k:main:"
 
 
-def _rating(value: Any) -> Any:
+def _rating(value: object) -> object:
     """Return the rating; None for words such as "hard", which have no order."""
     return None if isinstance(value, str | bool) else value
 
@@ -36,7 +37,7 @@ _DAPO = (  # the texts before and after each question of DAPO-Math-17k
 )
 
 
-def _answer_text(answer: Any) -> Any:
+def _answer_text(answer: object) -> object:
     """Return the answer as a text. A list must have one element, the answer; ``[-9, 9]`` in a text is an interval."""
     if isinstance(answer, str) and answer.startswith("["):  # Skywork: a list in JSON
         with contextlib.suppress(ValueError):
@@ -68,7 +69,7 @@ class MathRow(Row):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_other_columns(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _from_other_columns(cls, values: JsonObject) -> dict[str, object]:
         """Return the row with ``problem`` and ``answer``, read from the columns of published data sets."""
         if "answer" in values:
             return values

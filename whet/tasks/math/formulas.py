@@ -79,7 +79,7 @@ def formula(given: str, gold: str, how: How) -> bool:
 
 
 @lru_cache(maxsize=64)
-def parsed(text: str) -> Any:
+def parsed(text: str) -> object:
     """Return the unevaluated sympy object that math-verify parses from the text; None where it can't parse it."""
     with extra("tasks", "grading a formula"):
         from math_verify import LatexExtractionConfig, parse
@@ -114,7 +114,7 @@ def _depth(text: str) -> int:
     return max(accumulate((character in "{(") - (character in "})") for character in text), default=0)
 
 
-def _open_operations(expression: Any) -> set[str]:
+def _open_operations(expression: object) -> set[str]:
     """Return the kinds of operations that a formula leaves to compute: sums, products and powers of plain numbers and,
     in a formula without variables, products of sums."""
     import sympy
@@ -149,7 +149,7 @@ def _plain(expression: Any) -> bool:
     )
 
 
-def _is_sum(expression: Any) -> bool:
+def _is_sum(expression: object) -> bool:
     import sympy
 
     base = expression.args[0] if isinstance(expression, sympy.Pow) and expression.args[1] != -1 else expression
@@ -160,7 +160,7 @@ def _variables(expression: Any) -> bool:
     return any(symbol.name != "i" for symbol in expression.free_symbols)
 
 
-def _values(term: Any, gold_term: Any) -> tuple[Any, Any] | None:
+def _values(term: object, gold_term: Any) -> tuple[Any, Any] | None:
     """Return the values of two formulas without variables; None for formulas with variables or without values."""
     import sympy
 
@@ -270,7 +270,7 @@ def _same_form(given: str, gold: str, stated: bool = True) -> bool:
     return _shape(term) == _shape(gold_term)
 
 
-def _shape(expression: Any) -> tuple[int, int, bool, bool]:
+def _shape(expression: object) -> tuple[int, int, bool, bool]:
     """Return the number of factors other than numbers in the numerator and in the denominator, whether the denominator
     has a root, and whether a root can be simplified."""
     import sympy

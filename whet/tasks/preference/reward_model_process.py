@@ -14,11 +14,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from whet.base.errors import CallError, DataError, WhetError
+from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.core.types import Message
 from whet.processes.pool import CallCrash, CallTimeout, Pool, WorkerLimits
@@ -49,7 +50,7 @@ class CutScore(float):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    conversation: dict[str, Any]
+    conversation: JsonObject
     result: float | str | WhetError | None = None  # the score, or the reason why there is none
 
 
@@ -72,7 +73,7 @@ class RewardModelClient:
         self._waiting: list[_Request] = []
         self._scoring = asyncio.Lock()
 
-    async def score(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> float:
+    async def score(self, messages: Sequence[Message], tools: list[JsonObject] | None = None) -> float:
         """Return the score of a finished conversation. Raises ``DataError`` if the model can't read the conversation,
         ``CallError`` if its process failed, and ``WhetError`` if the process doesn't start."""
         request = _Request({"messages": list(messages), "tools": tools})

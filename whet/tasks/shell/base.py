@@ -4,9 +4,8 @@ work folder at the end."""
 import io
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Generic, Self
 
 from pydantic import model_validator
@@ -14,9 +13,9 @@ from pydantic import model_validator
 from whet.config import Component
 from whet.core.types import D, Task
 from whet.processes.threads import run_in_thread
+from whet.shells.links import Link
 from whet.shells.local import Local
-from whet.shells.places import WORK
-from whet.shells.registry import RUNTIMES
+from whet.shells.places import RUNTIMES, WORK
 from whet.shells.runtime import FileProblem, Runtime, RuntimeKind
 from whet.tasks.base import Environments
 from whet.tasks.scores import CORRECT, NamedScore, NamedScores
@@ -49,8 +48,17 @@ class TasksInShell(ToolTasks[D], Generic[D], ABC):
         return self
 
     def open(self) -> Environments[D]:
-        self.runtime.check()
+        for kind in self.runtimes():
+            kind.check()
         return super().open()
+
+    def runtimes(self) -> Sequence[RuntimeKind]:
+        """Return the different runtimes of the tasks."""
+        return [self.runtime]
+
+    def runtime_of(self, task: Task[D]) -> RuntimeKind:
+        """Return the runtime of a task."""
+        return self.runtime
 
     @abstractmethod
     def files(self, task: Task[D]) -> bytes:
@@ -69,8 +77,10 @@ class TasksInShell(ToolTasks[D], Generic[D], ABC):
         """Return the path of the work folder in the runtime."""
         return WORK
 
-    async def state(self, task: Task[D]) -> Shell:
-        opened = partial(prepared, self.runtime, self.files(task), self.work(task))
+    async def state(self, task: Task[D], link: Link | None = None) -> Shell:
+        def opened() -> Runtime:
+            return prepared(self.runtime_of(task), self.files(task), self.work(task), link)
+
         return Shell(await run_in_thread(opened, THREAD), self.editor)
 
     async def score(self, task: Task[D], state: Shell, answer: str) -> dict[str, float]:
@@ -119,9 +129,9 @@ class FileTasksInShell(TasksInShell[Files], SeededToolTasks[Files], ABC):
         return right_or_wrong(right) | {"shell_unreadable": 0.0}
 
 
-def prepared(kind: RuntimeKind, archive: bytes, work: str = WORK) -> Runtime:
+def prepared(kind: RuntimeKind, archive: bytes, work: str = WORK, link: Link | None = None) -> Runtime:
     """Return a new runtime with the files of a tar archive."""
-    runtime = kind.open(work)
+    runtime = kind.open(work, link)
     try:
         runtime.restore(archive)
     except BaseException:

@@ -2,7 +2,7 @@
 in the work folder at the end are computed here, without a shell."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -64,7 +64,7 @@ class ShellTasks(FileTasksInShell):
     )
     """The tasks that occur."""
     lines: int = Field(default=8, ge=3, le=1000)
-    """Most lines of a file."""
+    """Most lines of a file; of a file whose lines are counted, twelve times as many."""
 
     def draw(self, rng: random.Random) -> tuple[str, Files]:
         draft = _DRAWS[rng.choice(self.kinds)](rng, self.lines)
@@ -74,7 +74,7 @@ class ShellTasks(FileTasksInShell):
         return solution(("bash", {"command": task.data.command}), answer="done")
 
 
-def _text(lines: list[str]) -> str:
+def _text(lines: Sequence[object]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -82,64 +82,74 @@ def _words(rng: random.Random, most: int) -> list[str]:
     return [rng.choice(_WORDS) for _ in range(rng.randint(3, most))]
 
 
-def _names(rng: random.Random) -> tuple[str, str]:
-    """Return the names of a file to read and a file to write."""
-    given, made = rng.sample(_WORDS, 2)
-    return f"{given}.{rng.choice(_SUFFIXES)}", f"{made}.txt"
+def _numbers(rng: random.Random, most: int) -> list[int]:
+    """Return numbers whose order as numbers is neither the given one, nor its reverse, nor that of their texts."""
+    while True:
+        numbers = [rng.randrange(10 ** rng.randint(1, 3)) for _ in range(rng.randint(3, most))]
+        ordered = sorted(numbers)
+        if ordered not in (numbers, numbers[::-1], sorted(numbers, key=str)):
+            return numbers
+
+
+def _read(rng: random.Random, lines: Sequence[object]) -> tuple[dict[str, str], str, str]:
+    """Return two files, the name of the one with these lines, and a name for the file to write. The other file has the
+    same lines in another order and one more, so that a command on all files is wrong."""
+    stems = rng.sample(_WORDS, 3)
+    given, other = (f"{stem}.{rng.choice(_SUFFIXES)}" for stem in stems[:2])
+    return {given: _text(lines), other: _text([*rng.sample(lines, len(lines)), "other"])}, given, f"{stems[2]}.txt"
 
 
 def _count(rng: random.Random, most: int) -> _Draft:
-    (given, made), lines = _names(rng), _words(rng, most)
+    lines = [rng.choice(_WORDS) for _ in range(rng.randint(3, 12 * most))]  # with a few lines, guesses are often right
+    before, given, made = _read(rng, lines)
     question = f"Write the number of lines of {given} to {made}."
-    return _Draft(question, {given: _text(lines)}, f"wc -l < {given} > {made}", {made: f"{len(lines)}\n"})
+    return _Draft(question, before, f"wc -l < {given} > {made}", {made: f"{len(lines)}\n"})
 
 
 def _column(rng: random.Random, most: int) -> _Draft:
-    (given, made), column = _names(rng), rng.randint(1, 3)
-    rows = [[rng.choice(_WORDS) for _ in range(3)] for _ in range(rng.randint(3, most))]
+    rows, column = [[rng.choice(_WORDS) for _ in range(5)] for _ in range(rng.randint(3, most))], rng.randint(1, 5)
+    before, given, made = _read(rng, [",".join(row) for row in rows])
     question = f"The columns of {given} are separated by commas. Write column {column} to {made}."
-    added = {made: _text([row[column - 1] for row in rows])}
     return _Draft(
-        question, {given: _text([",".join(row) for row in rows])}, f"cut -d, -f{column} {given} > {made}", added
+        question, before, f"cut -d, -f{column} {given} > {made}", {made: _text([row[column - 1] for row in rows])}
     )
 
 
 def _sort(rng: random.Random, most: int) -> _Draft:
-    given, made = _names(rng)
-    numbers = [rng.randrange(1000) for _ in range(rng.randint(3, most))]
+    before, given, made = _read(rng, numbers := _numbers(rng, most))
     question = f"Write the numbers of {given} to {made}, the smallest first."
-    added = {made: _text([str(number) for number in sorted(numbers)])}
-    return _Draft(question, {given: _text([str(number) for number in numbers])}, f"sort -n {given} > {made}", added)
+    return _Draft(question, before, f"sort -n {given} > {made}", {made: _text(sorted(numbers))})
 
 
 def _filter(rng: random.Random, most: int) -> _Draft:
-    (given, made), lines = _names(rng), [f"{word} {rng.randrange(100)}" for word in _words(rng, most)]
-    word = rng.choice(lines).split()[0]
+    word, *others = rng.sample(_WORDS, rng.randint(2, min(most - 1, len(_WORDS))))
+    lines = [f"{each} {rng.randrange(100)}" for each in rng.sample([word, word, *others], len(others) + 2)]
+    before, given, made = _read(rng, lines)
     question = f"Write the lines of {given} that contain {word} to {made}."
     added = {made: _text([line for line in lines if word in line])}
-    return _Draft(question, {given: _text(lines)}, f"grep {word} {given} > {made}", added)
+    return _Draft(question, before, f"grep {word} {given} > {made}", added)
 
 
 def _sum(rng: random.Random, most: int) -> _Draft:
-    given, made = _names(rng)
-    numbers = [rng.randrange(1000) for _ in range(rng.randint(3, most))]
+    before, given, made = _read(rng, numbers := _numbers(rng, most))
     question = f"Write the sum of the numbers in {given} to {made}."
     command = f"awk '{{s += $1}} END {{print s}}' {given} > {made}"
-    return _Draft(question, {given: _text([str(number) for number in numbers])}, command, {made: f"{sum(numbers)}\n"})
+    return _Draft(question, before, command, {made: f"{sum(numbers)}\n"})
 
 
 def _first(rng: random.Random, most: int) -> _Draft:
-    (given, made), lines = _names(rng), _words(rng, most)
-    count = rng.randint(1, len(lines) - 1)
+    count = rng.randint(2, most - 1)
+    lines = [rng.choice(_WORDS) for _ in range(rng.randint(count + 1, most))]
+    before, given, made = _read(rng, lines)
     question = f"Write the first {count} lines of {given} to {made}."
-    return _Draft(question, {given: _text(lines)}, f"head -n {count} {given} > {made}", {made: _text(lines[:count])})
+    return _Draft(question, before, f"head -n {count} {given} > {made}", {made: _text(lines[:count])})
 
 
 def _unique(rng: random.Random, most: int) -> _Draft:
-    (given, made), lines = _names(rng), _words(rng, most)
-    lines.append(lines[0])
+    lines = _words(rng, most)
+    before, given, made = _read(rng, [*lines, lines[0]])
     question = f"Write the different lines of {given} to {made}, sorted, each once."
-    return _Draft(question, {given: _text(lines)}, f"sort -u {given} > {made}", {made: _text(sorted(set(lines)))})
+    return _Draft(question, before, f"sort -u {given} > {made}", {made: _text(sorted(set(lines)))})
 
 
 def _files(rng: random.Random, most: int) -> tuple[dict[str, str], list[str], str]:
@@ -176,17 +186,18 @@ def _move(rng: random.Random, most: int) -> _Draft:
 
 
 def _replace(rng: random.Random, most: int) -> _Draft:
-    (given, _), lines = _names(rng), _words(rng, most)
+    lines = _words(rng, most)
+    before, given, _ = _read(rng, lines)
     old = rng.choice(lines)
     new = rng.choice([word for word in _WORDS if word != old])
     question = f"Replace {old} by {new} everywhere in {given}."
     added = {given: _text([new if line == old else line for line in lines])}
-    return _Draft(question, {given: _text(lines)}, f"sed -i s/{old}/{new}/g {given}", added)
+    return _Draft(question, before, f"sed -i s/{old}/{new}/g {given}", added)
 
 
 def _join(rng: random.Random, most: int) -> _Draft:
-    first, second, made = (f"{stem}.txt" for stem in rng.sample(_WORDS, 3))
-    before = {name: _text(_words(rng, most)) for name in (first, second)}
+    first, second, other, made = (f"{stem}.txt" for stem in rng.sample(_WORDS, 4))
+    before = {name: _text(_words(rng, most)) for name in (first, second, other)}
     question = f"Write {first}, followed by {second}, to {made}."
     return _Draft(question, before, f"cat {first} {second} > {made}", {made: before[first] + before[second]})
 

@@ -1,6 +1,6 @@
 """Grading of an answer by a JSON schema and by the values of its fields. Called in worker processes."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from whet.tasks.structured.json_schema import fits
 from whet.tasks.structured.text import Format, parse, unfenced
@@ -13,9 +13,9 @@ def grade_in_worker(
     answer: str,
     form: Format,
     fence: bool,
-    schema: dict[str, Any],
-    opened: dict[str, Any],
-    gold: Any,
+    schema: dict[str, object],
+    opened: dict[str, object],
+    gold: object,
     content: Content,
 ) -> dict[str, float]:
     """Return the scores of an answer. ``format`` is 1 if it fits the schema, both strict and ``opened``; ``correct`` is
@@ -35,19 +35,19 @@ def grade_in_worker(
     return {"reward": right if content == "exact" else share, "correct": right, "format": 1.0}
 
 
-def _right(value: Any, gold: Any) -> float:
+def _right(value: object, gold: object) -> float:
     """Return the share of equal fields among the fields that either value has."""
     given, right = _leaves(value), _leaves(gold)
     return sum(given[path] == right[path] for path in given.keys() & right.keys()) / len(given.keys() | right.keys())
 
 
-def _filled(value: Any) -> float:
+def _filled(value: object) -> float:
     """Return the share of fields that are not empty."""
     leaves = _leaves(value)
     return sum(leaf not in _EMPTY for leaf in leaves.values()) / len(leaves)
 
 
-def _leaves(value: Any, path: str = "") -> dict[str, tuple[str, Any]]:
+def _leaves(value: object, path: str = "") -> dict[str, tuple[str, object]]:
     """Return the texts, numbers and empty containers in a value by their path. Their kind distinguishes ``true`` from
     ``1``."""
     parts = [*value.items()] if isinstance(value, dict) else [*enumerate(value)] if isinstance(value, list) else []

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from whet.base.extras import extra
+from whet.base.strict_json import JsonObject
 
 _CLOSED = ("items", "prefixItems", "additionalProperties", "unevaluatedItems", "contains")
 _CLOSED_BY_NAME = ("properties", "patternProperties")
@@ -27,14 +28,14 @@ def _library() -> ModuleType:
     return jsonschema
 
 
-def strict_schema(text: str | dict[str, Any]) -> dict[str, Any]:
+def strict_schema(text: str | dict[str, object]) -> JsonObject:
     """Return a schema of draft 2020-12, made strict by ``closed``. Raises ``ValueError`` for anything but a schema, for
     a ``$ref`` to another document or to a missing place, and for endless recursion."""
     try:
         schema = json.loads(text) if isinstance(text, str) else text
         if not isinstance(schema, dict):
             raise ValueError("it is not a JSON object")
-        made: dict[str, Any] = closed(schema)
+        made: JsonObject = closed(schema)
         _library().Draft202012Validator.check_schema(made)
         _check_references(made, made)
         opened = open_schema(schema)
@@ -47,10 +48,10 @@ def strict_schema(text: str | dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def open_schema(schema: dict[str, Any]) -> dict[str, Any]:
+def open_schema(schema: dict[str, object]) -> JsonObject:
     """Return the schema with every property required, which allows further properties where the original does. An
     invalid schema, as some published ones are, is returned strict."""
-    made: dict[str, Any] = closed(schema, close=False)
+    made: JsonObject = closed(schema, close=False)
     try:
         _library().Draft202012Validator.check_schema(made)
     except _library().SchemaError:
@@ -58,14 +59,14 @@ def open_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def fits(value: Any, strict: dict[str, Any], opened: dict[str, Any]) -> bool:
+def fits(value: object, strict: dict[str, object], opened: dict[str, object]) -> bool:
     """Return whether a value fits both forms of a schema. The strict form alone would accept a value that fits two
     branches of a ``oneOf``, one of them closed, and values that an ``additionalProperties`` outside the closed places
     refuses."""
     return all(_library().Draft202012Validator(form).is_valid(value) for form in (strict, opened))
 
 
-def closed(schema: Any, here: bool = True, close: bool = True) -> Any:
+def closed(schema: object, here: bool = True, close: bool = True) -> Any:
     """Return the schema with every property required and, if it describes a whole value (``here``), no others allowed.
     ``close`` false: others stay allowed where the schema allows them.
 
@@ -108,7 +109,7 @@ def closed(schema: Any, here: bool = True, close: bool = True) -> Any:
     return made
 
 
-def referred(reference: Any, root: Any) -> Any:
+def referred(reference: object, root: Any) -> object:
     """Return the part of a schema at ``#/$defs/name``. Raises ``ValueError`` for an address outside the schema, or of a
     missing part."""
     part = root
@@ -124,7 +125,7 @@ def referred(reference: Any, root: Any) -> Any:
     return part
 
 
-def _check_references(part: Any, root: Any) -> None:
+def _check_references(part: object, root: object) -> None:
     """Follow each ``$ref`` of a schema, except in values such as those in ``enum``, ``const`` and ``examples``."""
     if isinstance(part, list):
         for item in part:

@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 from pydantic import AliasChoices, Field
 
 from whet.base.errors import DataError
+from whet.base.strict_json import JsonObject
 from whet.core.types import Message, Task
 from whet.data.row import read_rows
 from whet.processes.pool import WorkerLimits
@@ -38,7 +39,7 @@ FACTS: dict[str, tuple[str, tuple[Any, ...]]] = {  # field -> sentence, values
 class SchemaRow(GymRow):
     """A row: the prompt, the schema and, optionally, the right object."""
 
-    schema_str: str | dict[str, Any] = Field(validation_alias=AliasChoices("schema_str", "schema"))
+    schema_str: str | JsonObject = Field(validation_alias=AliasChoices("schema_str", "schema"))
     schema_type: Format = "json"
     response_mode: str | None = None
     expected: Any = None
@@ -82,7 +83,7 @@ class StructuredOutput(SourcedTasks[Shape]):
         return [self._of(row) for row in read_rows(path, SchemaRow, self.columns)]
 
     def draw(self, rng: random.Random) -> Task[Shape]:
-        gold: dict[str, Any] = {"name": rng.choice(NAMES)}
+        gold: JsonObject = {"name": rng.choice(NAMES)}
         sentences = []
         for field in rng.sample(list(FACTS), self.facts):
             sentence, values = FACTS[field]
@@ -116,7 +117,7 @@ class StructuredOutput(SourcedTasks[Shape]):
             raise DataError(f"{row.where}: field 'expected' doesn't fit the strict form of the schema")
         return task
 
-    def _posed(self, prompt: list[Message], original: Any, form: Format, gold: Any) -> Task[Shape]:
+    def _posed(self, prompt: list[Message], original: Any, form: Format, gold: object) -> Task[Shape]:
         return Task("", prompt, Shape(strict_schema(original), open_schema(original), form, gold))
 
     def gold(self, task: Task[Shape]) -> str | None:

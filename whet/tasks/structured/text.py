@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from ruamel.yaml import YAML
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
-from whet.base.strict_json import STRICT
+from whet.base.strict_json import STRICT, JsonObject
 from whet.tasks.structured.json_schema import referred
 
 Format = Literal["json", "yaml", "toml", "xml", "csv"]
@@ -19,7 +19,7 @@ Format = Literal["json", "yaml", "toml", "xml", "csv"]
 _FENCED = re.compile(r"(`{3,}|~{3,})[\w+.-]*[ \t]*\r?\n(.*?)(?:\r?\n)?[ \t]*\1", re.DOTALL)
 
 
-def parse(text: str, form: Format, schema: dict[str, Any]) -> Any:
+def parse(text: str, form: Format, schema: JsonObject) -> object:
     """Return the JSON value of a text. The texts of XML and CSV become numbers and booleans where the schema has them.
     Raises exceptions of many kinds for a text that can't be parsed."""
     if form == "json":
@@ -38,7 +38,7 @@ def unfenced(text: str) -> str:
     return match[2] if match else text
 
 
-def _of_yaml(text: str) -> Any:
+def _of_yaml(text: str) -> object:
     yaml, depth = YAML(typ="safe", pure=True), 0
     for event in yaml.parse(text):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
@@ -49,7 +49,7 @@ def _of_yaml(text: str) -> Any:
     return yaml.load(text)
 
 
-def _of_xml(text: str, schema: dict[str, Any]) -> Any:
+def _of_xml(text: str, schema: JsonObject) -> object:
     if "<!" in text:
         raise ValueError("XML with declarations is refused, because its entities can expand without bound")
     root = ElementTree.fromstring(text.strip())
@@ -57,8 +57,8 @@ def _of_xml(text: str, schema: dict[str, Any]) -> Any:
     return {root.tag: value} if set(schema.get("properties", {})) == {root.tag} else value
 
 
-def _of_element(element: ElementTree.Element) -> Any:
-    parts: dict[str, Any] = {f"@{name}": value for name, value in element.attrib.items()}
+def _of_element(element: ElementTree.Element) -> object:
+    parts: JsonObject = {f"@{name}": value for name, value in element.attrib.items()}
     for child in element:
         parts.setdefault(child.tag, []).append(_of_element(child))
     texts = [part.strip() for part in (element.text, *(child.tail for child in element)) if part and part.strip()]
@@ -68,7 +68,7 @@ def _of_element(element: ElementTree.Element) -> Any:
     return {name: value[0] if len(value) == 1 else value for name, value in (parts | more).items()}
 
 
-def _of_csv(text: str, schema: dict[str, Any]) -> Any:
+def _of_csv(text: str, schema: dict[str, object]) -> object:
     header, *rows = csv.reader(io.StringIO(text.strip()), strict=True)
     if len(set(header)) != len(header) or any(len(row) != len(header) for row in rows):
         raise ValueError("every row must have a value for each of the header's names")
@@ -76,7 +76,7 @@ def _of_csv(text: str, schema: dict[str, Any]) -> Any:
     return objects[0] if schema.get("type") == "object" and len(objects) == 1 else objects
 
 
-def _as_schema(value: Any, schema: Any, root: dict[str, Any]) -> Any:
+def _as_schema(value: object, schema: Any, root: dict[str, object]) -> object:
     """Return the value with its texts converted to the types of the schema, and single items to lists."""
     schema = schema if isinstance(schema, dict) else {}
     if "$ref" in schema:

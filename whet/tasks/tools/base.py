@@ -8,7 +8,7 @@ The errors of tools are results for the model; see ``whet/tools/toolbox.py``.
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Generic
 
 from whet.base.extras import require
@@ -160,7 +160,7 @@ def _key(drawn: tuple[str, object]) -> int:
     return question_key(f"{question} {data}")
 
 
-def solution(*calls: tuple[str, dict[str, Any]], answer: str) -> list[Message]:
+def solution(*calls: tuple[str, Mapping[str, object]], answer: str) -> list[Message]:
     """Return replies that each make one of the calls, and a last reply with the answer."""
     replies: list[Message] = [
         {"role": "assistant", "content": "", "tool_calls": [checked_call({"name": name, "arguments": arguments}, 0)]}

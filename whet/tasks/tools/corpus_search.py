@@ -3,12 +3,12 @@
 import random
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from pydantic import Field
 
 from whet.base.extras import require
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 from whet.core.types import Task
 from whet.tasks.base import Environments
 from whet.tasks.cases import Answer
@@ -63,7 +63,7 @@ class CorpusSearch(SeededToolTasks[Found]):
         ]
 
     @cached_property
-    def _people(self) -> list[dict[str, Any]]:
+    def _people(self) -> list[JsonObject]:
         rng = random.Random(derive_seed(self.seed, "people"))
         firsts, lasts = rng.choices(NAMES, k=self.towns), _names(rng, self.towns, 3)
         return [
@@ -111,7 +111,7 @@ class Index:
         numbers, scores = self._index.retrieve(self._words([query]), k=count, show_progress=False)
         return [self._texts[number] for number, score in zip(numbers[0], scores[0], strict=True) if score > 0]
 
-    def _words(self, texts: list[str]) -> Any:
+    def _words(self, texts: list[str]) -> object:
         return self._bm25s.tokenize(texts, stopwords="en", show_progress=False)
 
 

@@ -9,10 +9,11 @@ import random
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from whet.base.strict_json import JsonObject
 from whet.chat.call_formats import CallFormat
 from whet.chat.replies import ReplyFormat
 from whet.core.content import text_of
@@ -62,14 +63,14 @@ class IrrelevantTools(Row):
     """A row of BFCL: the turns of a conversation, and functions that don't help with it."""
 
     question: list[Messages] = Field(min_length=1)
-    function: list[dict[str, Any]]
+    function: list[JsonObject]
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
     """The tools that are declared to the model, as JSON schemas."""
 
-    tools: list[dict[str, Any]]
+    tools: list[JsonObject]
 
 
 class ToolHallucination(SourcedTasks[Declared]):
@@ -127,7 +128,7 @@ class ToolHallucination(SourcedTasks[Declared]):
     def make(self, task: Task[Declared]) -> Environment:
         return Unaided(task)
 
-    def _task(self, prompt: list[Message], tools: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> Task[Declared]:
+    def _task(self, prompt: list[Message], tools: Iterator[JsonObject] | list[JsonObject]) -> Task[Declared]:
         return Task("", prompt, Declared(list(tools) if self.declare == "unfit" else []))
 
 
@@ -170,12 +171,12 @@ def _in_text(content: str, declared: Collection[str]) -> bool:
     return re.search(_LINE.format(names=names), prose, re.IGNORECASE | re.MULTILINE) is not None
 
 
-def _tool(function: dict[str, Any]) -> dict[str, Any]:
+def _tool(function: JsonObject) -> dict[str, object]:
     """Return the JSON schema of a function of BFCL, which has Python's types."""
     return {"type": "function", "function": function | {"parameters": _schema(function.get("parameters", {}))}}
 
 
-def _schema(given: Any) -> Any:
+def _schema(given: object) -> object:
     if isinstance(given, list):
         return [_schema(part) for part in given]
     if not isinstance(given, dict):

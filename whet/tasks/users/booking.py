@@ -8,11 +8,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
 from whet.core.types import Message, Task
 from whet.tasks.cases import Case
 from whet.tasks.scores import CORRECT
@@ -146,7 +147,7 @@ class _Guest:
         topic: Topic = {"say": self.rng.choice(_OPENINGS[kind]), "facts": []}
         if not self.topics:
             topic["facts"].append(_fact("name", f"My name is {self.name}."))
-        row: dict[str, Any] = {}
+        row: JsonObject = {}
         if kind != "book":
             code = self.codes.pop()
             row = self.desk[code]
@@ -176,7 +177,7 @@ class _Guest:
         which = {"name": self.name} if kind == "book" else {"code": code}
         self._add(topic, (tool, which | first), (tool, which | right), forbidden)
 
-    def _values(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _values(self, row: dict[str, object]) -> JsonObject:
         """Return a new day, hour and number of guests, none of which the row has."""
         hours = [hour for hour in HOURS if hour != row.get("hour")]
         guests = [number for number in range(2, MOST_GUESTS + 1) if number != row.get("guests")]

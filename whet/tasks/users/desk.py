@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any, Literal, get_args
 
 from whet.tools.tool import ToolError
@@ -36,8 +37,9 @@ class Desk:
 
     def __init__(self, rows: Bookings) -> None:
         self._rows = {code: dict(row) for code, row in rows.items()}
+        self._new = count(1)  # a code is never used again, also after a cancellation
 
-    def find_bookings(self, name: str) -> list[dict[str, Any]]:
+    def find_bookings(self, name: str) -> list[dict[str, object]]:
         """List the bookings of a guest, with their codes.
 
         Args:
@@ -55,7 +57,7 @@ class Desk:
             hour: The full hour, 17 to 21
             guests: Number of guests
         """
-        code = f"N{len(self._rows)}"
+        code = f"N{next(self._new)}"
         self._rows[code] = {"name": name, "day": day, "hour": _hour(hour), "guests": guests}
         return code
 
@@ -84,7 +86,7 @@ class Desk:
         del self._rows[code]
         return "cancelled"
 
-    def _row(self, code: str) -> dict[str, Any]:
+    def _row(self, code: str) -> dict[str, object]:
         if code not in self._rows:
             raise ToolError(f"there is no booking with the code {code!r}; find_bookings lists them")
         return self._rows[code]

@@ -1,0 +1,120 @@
+"""Images in vLLM: what makes its models that read images work where videos can't be read, and a request's images in its
+terms.
+
+vLLM imports torchvision with such a model, for videos and its own scaling of images. PyPI has no torchvision that works
+with torch for CPUs, so there the import gets stand-ins, which are never called: images are scaled by the processor that
+the learner uses, in every process of the engine.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from whet.base.errors import WhetError
+from whet.fetch.images import open_image
+from whet.models.image_processor import ImageProcessor, load_processor
+
+READS = "WHET_ENGINE_READS"
+"""The environment variable with the architecture of the model that reads images."""
+_PARTS = ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.functional")
+_STOOD_IN_FOR = tuple(f"torchvision{part}" for part in _PARTS)
+
+
+def prepare() -> None:
+    """Prepare this process for the model of ``READS``, if there is one. vLLM calls it in all processes of an engine (an
+    entry point of ``vllm.general_plugins``); more than one call is fine."""
+    if architecture := os.environ.get(READS):
+        from vllm import ModelRegistry
+        from vllm.multimodal.processing.context import BaseProcessingInfo, InputProcessingContext
+
+        with _stand_ins():  # now, because vLLM looks at models in a separate process
+            model: Any = ModelRegistry.models[architecture].load_model_cls()
+        ModelRegistry.register_model(architecture, model)
+        context: Any = InputProcessingContext
+        context.get_hf_processor = _processor
+        every: Any = BaseProcessingInfo
+        every.supported_mm_limits = {"image": None}  # any number of them, and no videos
+        every.supported_mm_processor_kwargs = property(every.get_supported_mm_processor_kwargs)
+        model._processor_factory.info.get_max_video_tokens = _none
+
+
+def _none(*_: object) -> int:
+    return 0
+
+
+def architecture_in(folder: Path) -> str:
+    """Return the architecture of the model in a folder."""
+    architecture: str = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    return architecture
+
+
+def image_inputs(prompt: Sequence[int], urls: Sequence[str], images: ImageProcessor) -> dict[str, Any]:
+    """Return a prompt with images as vLLM's: it replaces each mark of an image by its tokens, as the processor does.
+    ``urls``: the images that the prompt may have."""
+    tokens, order = images.folded(prompt, urls)
+    pictures = [open_image(url).convert("RGB") for url in order]
+    return {"prompt_token_ids": tokens, "multi_modal_data": {"image": pictures}}
+
+
+def _processor(context: Any, *_: object, **__: object) -> object:
+    """Return the processor of an engine's model, without its parts for videos and audio."""
+    return _processor_in(context.model_config.model)
+
+
+@lru_cache(maxsize=8)
+def _processor_in(folder: str) -> object:
+    from transformers import AutoConfig
+
+    return load_processor(Path(folder), AutoConfig.from_pretrained(folder))
+
+
+class _Anything(type):
+    """The class of a class that has all attributes, each of which is itself."""
+
+    def __getattr__(cls, name: str) -> "_Anything":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+
+class _StandIn(metaclass=_Anything):
+    """Stands for every name of a module that can't be imported."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise WhetError(
+            "vLLM calls torchvision, which is not installed: it needs it to read videos, or to scale images as another "
+            "processor than the learner's does; sample with generator=torch"
+        )
+
+
+class _Module(ModuleType):
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _StandIn
+
+
+@contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Let imports of torchvision succeed, if it is not installed."""
+    import transformers.utils
+
+    if transformers.utils.is_torchvision_available():  # which is remembered
+        yield
+        return
+    for name in _STOOD_IN_FOR:
+        module = _Module(name)
+        module.__spec__, module.__path__ = ModuleSpec(name, None, is_package=True), []
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        for name in _STOOD_IN_FOR:
+            del sys.modules[name]
