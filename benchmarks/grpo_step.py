@@ -41,7 +41,7 @@ from whet.processes.compute import compute, run_computing
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.source import RolloutSource
-from whet.run.evaluate import EvaluationConfig
+from whet.run.evaluation import EvaluationConfig
 from whet.run.machine import decide
 from whet.run.recipe import Recipe
 from whet.run.run import open_run

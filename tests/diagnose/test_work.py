@@ -53,15 +53,45 @@ def test_answers_count_with_their_maximal_length(tiny_model: Path) -> None:
     assert (work.steps_per_epoch, work.trained_per_step) == (4.0, 3 * 4 * 8)
     assert work.at_most
     assert samples.groups == 12
-    assert [int(batch.trained.sum()) for batch in samples.evaluation] == [4 * 8]
+    assert [int(batch.trained.sum()) for batch in samples.evaluations[""].batches] == [4 * 8]
+
+
+def test_additional_sets_count_with_their_own_settings(tiny_model: Path) -> None:
+    sets = {"long": {"data": {"type": "tests.toy:Lowercase"}, "max_new_tokens": 20, "samples": 2, "limit": 3}}
+    recipe = decide(toy_recipe(tiny_model, evaluation={"sets": sets}), starts=False)[0]
+    _, work, samples = count_work(recipe)
+    assert (work.held_out, work.sets) == (4, {"long": 3})
+    assert [int(batch.trained.sum()) for batch in samples.evaluations["long"].batches] == [3 * 2 * 20]
+    time = estimate(recipe, work, samples)
+    assert time is not None
+    assert set(time.evaluations) == {"", "long"}
+    assert time.total == pytest.approx(4 * (time.sampling + time.learning) + 2 * sum(time.evaluations.values()))
+    away = {"away": {"data": {"type": "gsm8k", "path": "hf:some/tasks"}}}
+    with pytest.raises(DataError, match="hf:some/tasks is not on this machine"):
+        count_work(toy_recipe(tiny_model, evaluation={"sets": away}))
+
+
+def test_environments_of_a_blend_count_by_their_weights_and_limits(tiny_model: Path) -> None:
+    parts = {
+        "short": {"weight": 3, "taskset": {"type": "tests.toy:Lowercase"}, "sampling": {"max_new_tokens": 2}},
+        "many": {"weight": 1, "taskset": {"type": "tests.toy:Lowercase", "size": 500}},
+    }
+    _, work, _ = count_work(toy_recipe(tiny_model, data={"type": "blend", "of": parts}))
+    assert work.trained_per_step == round(3 * 4 * (0.75 * 2 + 0.25 * 8))
+
+
+def test_a_group_that_is_cut_into_micro_batches_is_estimated(tiny_model: Path) -> None:
+    recipe = toy_recipe(tiny_model, learner={"max_tokens": 150}, algorithm={"group_size": 20})
+    add_work(plan := make_plan(recipe, 0), recipe)
+    assert plan.time is not None
 
 
 def test_time_is_estimated_by_parts_and_only_where_it_was_measured(tiny_model: Path) -> None:
     recipe = decide(toy_recipe(tiny_model), starts=False)[0]
     time = estimate(*count_work(recipe))
     assert time is not None
-    assert min(time.sampling, time.learning, time.evaluation) > 0
-    assert time.total == pytest.approx(4 * (time.sampling + time.learning) + 2 * time.evaluation)
+    assert min(time.sampling, time.learning, time.evaluations[""]) > 0
+    assert time.total == pytest.approx(4 * (time.sampling + time.learning) + 2 * time.evaluations[""])
     again = {"learner": {"activation_checkpointing": True, "matmul_precision": "highest"}}
     repeated = estimate(*count_work(decide(toy_recipe(tiny_model, **again), starts=False)[0]))
     assert repeated is not None

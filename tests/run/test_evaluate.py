@@ -11,13 +11,16 @@ import pytest
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.toy import Flaky, Hanging, Lowercase, toy_recipe, write_recipe
 from tests.weights.collected import load_into
-from whet.base.errors import DataError, DeadlineError
+from whet.base.errors import ConfigError, DataError, DeadlineError
 from whet.cli.main import main
 from whet.run.build import build_generator, build_renderer, trained_weights
-from whet.run.evaluate import EvaluationConfig, Report, evaluate, evaluate_tasks
+from whet.run.evaluate import Report, evaluate, evaluate_tasks
+from whet.run.evaluation import EvaluationConfig
 from whet.tasks.isolated import IsolatedEnvironments
 
 FAILING_TWICE = {f"toy/test/{i}": 2 for i in range(12)}
+
+SHORT = {"taskset": {"type": "tests.toy:Lowercase"}, "sampling": {"max_new_tokens": 4}}
 
 
 def measured(folder: Path, taskset: Lowercase, **settings: Any) -> Report:
@@ -81,6 +84,39 @@ def test_a_recipe_can_be_evaluated_without_a_run(tiny_model: Path) -> None:
     report = evaluate(recipe, limit=3)
     assert report.n == 3
     assert report.metrics() == evaluate(recipe, model=str(tiny_model), limit=3).metrics()
+
+
+def test_a_set_that_can_not_be_evaluated_is_refused_first_and_by_name(tiny_model: Path) -> None:
+    away = {"type": "tests.toy:Flaky", "failures": FAILING_TWICE, "met": {}}  # an evaluation would end with its error
+    for kind, error, words in (
+        ({"type": "calculator"}, ConfigError, "evaluation set late: the chat template leaves out the tools"),
+        (
+            {"type": "tests.toy:Lowercase", "size": 0},
+            DataError,
+            "evaluation set late: it has no task in the split test",
+        ),
+        ({"type": "gsm8k", "path": "none.jsonl"}, DataError, "evaluation set late: .*none.jsonl"),
+    ):
+        sets = {"early": {"data": {"type": "tests.toy:Lowercase"}}, "late": {"data": kind}}
+        with pytest.raises(error, match=words):
+            evaluate(toy_recipe(tiny_model, data=away, evaluation={"sets": sets, "retries": 0}))
+
+
+def test_the_options_of_a_caller_hold_for_every_set(tiny_model: Path) -> None:
+    sets = {
+        "more": {"data": {"type": "tests.toy:Lowercase"}, "samples": 3, "temperature": 0.5},
+        "mixed": {"data": {"type": "blend", "of": {"short": SHORT}}},
+    }
+    report = evaluate(toy_recipe(tiny_model, evaluation={"sets": sets}), limit=2, samples=2, temperature=1.0)
+    assert [(each.n, each.samples) for each in report.sets.values()] == [(2, 2), (2, 2)]
+    assert report.sets["mixed"].length_mean <= 4, "the limits of an environment hold"
+
+
+def test_answers_that_the_engine_would_cut_are_refused(tiny_model: Path) -> None:
+    long = {"data": {"type": "tests.toy:Lowercase"}, "max_new_tokens": 500}
+    for settings, key in (({"max_new_tokens": 500}, "evaluation"), ({"sets": {"a": long}}, "evaluation.sets.a")):
+        with pytest.raises(ConfigError, match=f"{key}.max_new_tokens = 500 .* 628 tokens.*generator.max_context = 256"):
+            toy_recipe(tiny_model, evaluation=settings)
 
 
 def test_two_models_are_compared_task_by_task(

@@ -13,7 +13,7 @@ from tests.toy import Lowercase, toy_recipe, write_recipe
 from whet.base.errors import ConfigError
 from whet.checkpoint.store import CheckpointStore
 from whet.core.types import Task
-from whet.run.evaluate import EvaluationConfig
+from whet.run.evaluation import EvaluationConfig
 from whet.run.patience import Patience
 from whet.run.run import resume, start
 from whet.run.steps import Run

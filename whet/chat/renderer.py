@@ -166,6 +166,11 @@ class Renderer:
             end -= 1
         return self.replies.parse(NO_TEXT.sub("\ufffd", self.decode(tokens[:end])), tools)
 
+    @property
+    def writes_tools(self) -> bool:
+        """Return whether ``check_tools`` raises nothing."""
+        return self._tool_problem is None
+
     def check_tools(self) -> None:
         """Raise ``ConfigError`` unless the template writes tools, and calls in a format that whet can parse."""
         if self._tool_problem is not None:

@@ -10,7 +10,7 @@ from whet.base.strict_json import JsonObject
 from whet.cli.arguments import AsJson, Overrides, print_json
 
 if TYPE_CHECKING:
-    from whet.run.evaluate import EvaluationSet
+    from whet.run.evaluation import EvaluationSet
     from whet.run.recipe import Recipe
     from whet.run.scores import Report
 
@@ -84,7 +84,7 @@ def evaluate(
             else f"{target} is a model"
         )
         raise ConfigError(f"{what}, and a model has no tasks: name sets, as in --on gsm8k")
-    settings = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update=changes)})
+    settings = settings.model_copy(update={"evaluation": settings.evaluation.overridden(changes)})
     config = settings.evaluation
     if config.samples > 1 and config.temperature == 0:
         raise ConfigError(
@@ -95,7 +95,8 @@ def evaluate(
 
     def measure(name: str) -> "dict[str, Report]":
         from whet.processes.compute import run_computing
-        from whet.run.evaluate import EvaluationSet, evaluate_model, evaluate_on
+        from whet.run.evaluate import evaluate_model, evaluate_on
+        from whet.run.evaluation import EvaluationSet
         from whet.run.remote_model import parse_address
 
         run, address = run_of(name), parse_address(name, key_env) if _is_url(name) else None
@@ -167,15 +168,16 @@ def _settings(target: str, overrides: list[str], on_sets: bool) -> "Recipe":
 
 
 def _set(name: str, settings: "Recipe", split: Literal["test", "train"] | None) -> "EvaluationSet":
-    """Return a set by its name: one of the recipe's ``evaluation.sets``, a benchmark or a task set."""
+    """Return a set by its name: one of the recipe's ``evaluation.sets``, with the options of the command in
+    ``settings``, a benchmark or a task set."""
     from whet.cli.arguments import recipe_of
-    from whet.run.evaluate import EvaluationSet
+    from whet.run.evaluation import EvaluationSet
     from whet.tasks.base import TASK_SETS
     from whet.tasks.benchmarks import BENCHMARKS, benchmark
 
     limit = settings.evaluation.limit
     if name in settings.evaluation.sets:
-        return settings.evaluation.sets[name].model_copy(update={"limit": limit} if limit else {})
+        return settings.evaluation.sets[name]
     if name not in BENCHMARKS and (name in TASK_SETS or ":" in name):
         return EvaluationSet(data=recipe_of(name, []).taskset, split=split or "test", limit=limit)
     return EvaluationSet(data=benchmark(name), split="train", limit=limit)

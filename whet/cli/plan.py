@@ -97,12 +97,16 @@ def _print_work(work: "Work", time: "Duration | None") -> None:
     if time is None:
         print("its time is not estimated: it computes elsewhere than in one process on a CPU")
         return
+    numbers = {"": work.held_out, **work.sets}
     longest = " if all answers have their maximal length" if work.at_most else ""
     print(f"its time is estimated as {about(time.total)}{longest}, without loading, grading, saving and publishing")
     for name, seconds, count in (
         ("sampling a step", time.sampling, work.steps),
         ("learning from a step", time.learning, work.steps),
-        (f"evaluating on {work.held_out:,} {work.unit}", time.evaluation, work.evaluations),
+        *(
+            (f"evaluating on {numbers[name]:,} {work.unit}{name and f' of {name}'}", seconds, work.evaluations)
+            for name, seconds in time.evaluations.items()
+        ),
     ):
         if seconds and count:
             each = f"{seconds:.2g} s" if seconds < 60 else about(seconds)

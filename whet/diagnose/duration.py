@@ -35,7 +35,7 @@ class Duration:
 
     learning: float  # of a step, log-probs and optimizer included
     sampling: float  # of a step; 0 where nothing is sampled
-    evaluation: float  # of one evaluation
+    evaluations: dict[str, float]  # of one evaluation, by the name of the set; empty for the run's own rows or tasks
     total: float  # of the run, without loading, grading, saving and publishing
     threads: int
     gflops: tuple[float, float]  # measured, of one thread in the learner's precision: linear layers, batched products
@@ -54,16 +54,19 @@ def estimate(recipe: "Recipe", work: Work, samples: Samples) -> Duration | None:
     updates = recipe.algorithm.epochs * recipe.algorithm.minibatches
     learning = passes + updates * sum(model.optimizer_step for model in models.values())
     sampling = sum(map(policy.sample, samples.steps)) / steps / _SAMPLING if plays else 0.0
-    if plays:
-        measured = sum(map(policy.sample, samples.evaluation)) / _EVALUATING
-    else:
-        measured = sum(map(policy.score, samples.evaluation))
-    evaluation = measured * work.held_out / max(1, samples.evaluated)
+    evaluations = {}
+    for name, measured in samples.evaluations.items():
+        one = (
+            (sum(map(policy.sample, measured.batches)) / _EVALUATING)
+            if plays
+            else sum(map(policy.score, measured.batches))
+        )
+        evaluations[name] = one * measured.number / max(1, measured.counted)
     return Duration(
         learning=learning,
         sampling=sampling,
-        evaluation=evaluation,
-        total=work.steps * (learning + sampling) + work.evaluations * evaluation,
+        evaluations=evaluations,
+        total=work.steps * (learning + sampling) + work.evaluations * sum(evaluations.values()),
         threads=torch.get_num_threads(),
         gflops=policy.rates.of(policy.learns_in),
     )
@@ -88,7 +91,8 @@ class _Model:
     def learn(self, batch: Batch) -> float:
         """Return the seconds of all passes over the batch of a step."""
         learner = self._recipe.learner
-        micro_batches = pack(batch, 1, learner.max_tokens, "group", learner.pack_tokens)[0]
+        unit = "token" if self._role.loss is None else self._role.loss.unit
+        micro_batches = pack(batch, 1, learner.max_tokens, unit, learner.pack_tokens)[0]
         return sum(self._learn(micro.batch) for micro in micro_batches)
 
     def _learn(self, batch: Batch) -> float:

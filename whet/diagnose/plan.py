@@ -56,12 +56,13 @@ class Plan:
 def add_work(plan: Plan, recipe: "Recipe") -> None:
     """Count the rows or tasks of a recipe and estimate its time, which takes as long as a run takes to read its data.
     Data that can't be counted are a warning."""
+    what = "steps, tokens and time are not counted"
     try:
         recipe, plan.work, samples = count_work(decide(recipe, starts=False)[0])
+        what = "the time is not estimated"
+        plan.time = estimate(recipe, plan.work, samples)
     except WhetError as error:
-        plan.warnings.append(f"steps, tokens and time are not counted: {error}")
-        return
-    plan.time = estimate(recipe, plan.work, samples)
+        plan.warnings.append(f"{what}: {error}")
 
 
 def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, gpu: bool = False) -> Plan:

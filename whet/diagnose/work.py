@@ -15,8 +15,12 @@ from whet.core.batch import Batch
 from whet.core.types import Episode, Group, Span, Task, Trajectory
 from whet.models.attention.forest import supports_forest
 from whet.models.loading import load_model_config
+from whet.rollouts.blend import Blend
+from whet.rollouts.sampling import Sampling
 from whet.run.build import build_renderer
 from whet.run.evaluate import held_out
+from whet.run.evaluation import EvaluationSet
+from whet.tasks.base import TaskSet
 
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SAMPLE = 256  # rows or tasks whose tokens are counted; their mean stands for all
+_TOKENS = 2**24  # of answers that are laid out; with long answers, fewer tasks are counted
 _WEB = ("hf:", "http://", "https://")
 
 
@@ -33,7 +38,8 @@ class Work:
 
     unit: str  # what an epoch consists of: "rows" or "tasks"
     train: int  # rows or tasks in an epoch
-    held_out: int  # rows or tasks of an evaluation
+    held_out: int  # rows or tasks of an evaluation, without additional sets
+    sets: dict[str, int]  # tasks of each additional set
     evaluations: int
     steps: int  # of the loop
     optimizer_steps: int
@@ -53,8 +59,16 @@ class Samples:
 
     steps: list[Batch]
     groups: int  # in ``steps``
-    evaluation: list[Batch]
-    evaluated: int  # groups in ``evaluation``
+    evaluations: "dict[str, Measured]"  # by the name of the set; empty for the held-out rows or tasks of the run
+
+
+@dataclass(slots=True)
+class Measured:
+    """Rows or tasks of one evaluation."""
+
+    number: int
+    batches: list[Batch]
+    counted: int  # of them in ``batches``
 
 
 def count_work(recipe: "Recipe") -> tuple["Recipe", Work, Samples]:
@@ -70,7 +84,8 @@ def count_work(recipe: "Recipe") -> tuple["Recipe", Work, Samples]:
 
 def _elsewhere(recipe: "Recipe") -> Iterator[str]:
     """Yield the files and data sets of the recipe that are not on this machine."""
-    for part in recipe.data.parts:
+    sets = recipe.evaluation.sets.values()
+    for part in [part for data in (recipe.data, *(each.data for each in sets)) for part in data.parts]:
         for key in ("path", "test_path"):
             value = getattr(part, key, None)
             if isinstance(value, str) and value.startswith(_WEB):
@@ -90,8 +105,8 @@ def _count_rows(recipe: "Recipe", renderer: Renderer) -> tuple["Recipe", Work, S
     usable = len(rows["train"]) * len(taken) // len(chosen)
     recipe = recipe.with_steps(len(rows["train"]))
     steps, tests = (_batches(recipe, groups, data.batch_size) for groups in (taken, measured))
-    samples = Samples(steps, len(taken), tests, len(measured))
-    work = _work(recipe, "rows", len(rows["train"]), number, samples, data.batch_size)
+    samples = Samples(steps, len(taken), {"": Measured(number, tests, len(measured))})
+    work = _work(recipe, "rows", len(rows["train"]), samples, data.batch_size)
     work.unusable = len(chosen) - len(taken)
     work.tokens_per_epoch = round(work.tokens_per_epoch * usable / len(rows["train"]))
     work.trained_per_epoch = round(work.trained_per_epoch * usable / len(rows["train"]))
@@ -103,30 +118,42 @@ def _count_tasks(recipe: "Recipe", renderer: Renderer) -> tuple["Recipe", Work, 
     tasks = data.tasks("train")
     if not tasks:
         raise DataError("the task set has no task to train on")
-    answers = [_answered(recipe, renderer, task, size) for task in _spread(tasks)]
-    tested = held_out(data, evaluation.split, evaluation.limit, renderer) if evaluation.enabled else []
-    longest = evaluation.max_new_tokens
-    measured = [_answered(recipe, renderer, task, evaluation.samples, longest) for task in _spread(tested)]
+    answers = _answered(data, renderer, _drawn(recipe, tasks), size, recipe.sampling)
+    evaluations = {}
+    if evaluation.enabled:
+        own = EvaluationSet(data=data, split=evaluation.split, limit=evaluation.limit)
+        for name, each in {"": own, **evaluation.sets}.items():
+            evaluations[name] = _measured(recipe, renderer, each)
     recipe = recipe.with_steps(len(tasks))
     prompts = recipe.rollouts.prompts_per_step
-    steps, tests = _batches(recipe, answers, prompts), _batches(recipe, measured, _SAMPLE)
-    samples = Samples(steps, len(answers), tests, len(measured))
-    work = _work(recipe, "tasks", len(tasks), len(tested), samples, prompts)
+    samples = Samples(_batches(recipe, answers, prompts), len(answers), evaluations)
+    work = _work(recipe, "tasks", len(tasks), samples, prompts)
     work.at_most = True
     return recipe, work, samples
 
 
-def _work(recipe: "Recipe", unit: str, train: int, tested: int, samples: Samples, per_step: int) -> Work:
+def _measured(recipe: "Recipe", renderer: Renderer, tested: EvaluationSet) -> Measured:
+    """Return the tasks of an evaluation with their answers."""
+    tasks = held_out(tested.data, tested.split, tested.limit, renderer)
+    settings = recipe.evaluation.of_set(tested)
+    groups = _answered(tested.data, renderer, tasks, settings.samples, settings.sampling(recipe.sampling))
+    return Measured(len(tasks), _batches(recipe, groups, _SAMPLE), len(groups))
+
+
+def _work(recipe: "Recipe", unit: str, train: int, samples: Samples, per_step: int) -> Work:
     """Return the counts of a run of ``per_step`` groups in a step."""
     algorithm, every = recipe.algorithm, recipe.evaluation.every
     tokens = sum(map(len, samples.steps)) / samples.groups
     trained = sum(int(batch.trained.sum()) for batch in samples.steps) / samples.groups
     measured = {0, recipe.steps, *(range(every, recipe.steps, every) if every else ())}
+    tested = {name: each.number for name, each in samples.evaluations.items()}
+    held_out = tested.pop("", 0)
     return Work(
         unit=unit,
         train=train,
-        held_out=tested,
-        evaluations=len(measured) if recipe.evaluation.enabled and tested else 0,
+        held_out=held_out,
+        sets=tested,
+        evaluations=len(measured) if recipe.evaluation.enabled and (held_out or tested) else 0,
         steps=recipe.steps,
         optimizer_steps=recipe.steps * algorithm.epochs * algorithm.minibatches,
         steps_per_epoch=train / per_step,
@@ -140,23 +167,38 @@ def _work(recipe: "Recipe", unit: str, train: int, tested: int, samples: Samples
     )
 
 
-def _spread(items: Sequence[T], limit: int | None = None) -> list[T]:
-    """Return at most ``_SAMPLE`` of the first ``limit`` items, at equal distances."""
+def _spread(items: Sequence[T], limit: int | None = None, most: int = _SAMPLE) -> list[T]:
+    """Return at most ``_SAMPLE`` and ``most`` of the first ``limit`` items, at equal distances."""
     size = len(items) if limit is None else limit
-    count = min(size, _SAMPLE)
+    count = min(size, _SAMPLE, most)
     return [items[index * size // count] for index in range(count)]
 
 
-def _answered(recipe: "Recipe", renderer: Renderer, task: Task, answers: int, longest: int | None = None) -> Group:
-    """Return a task with answers of the greatest length that its sampling allows."""
-    sampling = recipe.sampling
-    prompt = renderer.render_prompt(task.prompt)[: sampling.max_prompt_tokens]
-    size = longest or sampling.max_new_tokens
-    if sampling.max_turns > 1:
-        size = max(size, sampling.longest - len(prompt))
-    reply = Span(range(size), trained=True, logprobs=[0.0] * size, versions=(0, 0))
-    episodes = [Episode([Trajectory([Span(prompt, trained=False), reply])]) for _ in range(answers)]
-    return Group(task.uid, task, episodes)
+def _drawn(recipe: "Recipe", tasks: Sequence[Task]) -> Sequence[Task]:
+    """Return the tasks; of a blend as many as it would draw, by the weights of its environments."""
+    if not isinstance(recipe.data, Blend):
+        return tasks
+    sampler = recipe.data.sampler_for(tasks, recipe.seed)
+    return [tasks[sampler.draw(0, ())] for _ in range(_SAMPLE)]
+
+
+def _answered(
+    data: TaskSet, renderer: Renderer, tasks: Sequence[Task], answers: int, sampling: Sampling
+) -> list[Group]:
+    """Return some of the tasks, each with answers of the greatest length that its sampling allows."""
+    blend = data if isinstance(data, Blend) else None
+    chosen = _spread(tasks, most=max(1, _TOKENS // (answers * sampling.longest)))
+    groups = []
+    for task in chosen:
+        limits = blend.of[task.environment].sampling.under(sampling) if blend else sampling
+        prompt = renderer.render_prompt(task.prompt)[: limits.max_prompt_tokens]
+        size = limits.max_new_tokens
+        if limits.max_turns > 1:
+            size = max(size, limits.longest - len(prompt))
+        reply = Span(range(size), trained=True, logprobs=[0.0] * size, versions=(0, 0))
+        episodes = [Episode([Trajectory([Span(prompt, trained=False), reply])]) for _ in range(answers)]
+        groups.append(Group(task.uid, task, episodes))
+    return groups
 
 
 def _batches(recipe: "Recipe", groups: list[Group], size: int) -> list[Batch]:

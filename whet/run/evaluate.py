@@ -1,31 +1,30 @@
 """Evaluation of a model: episodes over held-out tasks, graded as in training, without learning."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
-
-from pydantic import Field, model_validator
+from typing import TYPE_CHECKING, Any
 
 from whet.base.closing import Closing
-from whet.base.errors import DataError, DeadlineError
+from whet.base.errors import DataError, DeadlineError, WhetError
 from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer, check_images
-from whet.config import Component, Config
 from whet.core.types import Episode, Status, Task
 from whet.engines.base import Engine
 from whet.metrics.clock import Timing
 from whet.processes.compute import run_computing
-from whet.rollouts.blend import Blend, Name
+from whet.rollouts.blend import Blend
 from whet.rollouts.episode import play
 from whet.rollouts.failures import Failures
-from whet.rollouts.sampling import Sampling, Temperature
+from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording
+from whet.run.evaluation import EvaluationConfig, EvaluationSet
 from whet.run.scores import Report, Stated
-from whet.tasks.base import TASK_SETS, TaskSet
+from whet.tasks.base import TaskSet
 from whet.tasks.isolated import IsolatedEnvironments
 
 if TYPE_CHECKING:
@@ -34,74 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CHANGED = ("samples", "temperature", "max_new_tokens")  # settings in which an additional set may differ
-
-
-class HeldOut(Config):
-    """The settings of every evaluation, on tasks or rows that the run doesn't train on."""
-
-    enabled: bool = True
-    """False: never."""
-    every: int = Field(0, ge=0)
-    """Steps between evaluations; 0: only before the first and after the last step."""
-    split: Literal["test", "train"] = "test"
-    """The split of the tasks or rows."""
-    limit: int | None = Field(None, gt=0)
-    """At most this many, the first of the split."""
-    patience: int = Field(0, ge=0)
-    """End the run after this many evaluations in a row that are not better in ``checkpoints.best_metric``; each better
-    one is saved. 0: never."""
-
-    @model_validator(mode="after")
-    def _has_evaluations(self) -> Self:
-        if self.patience and not (self.enabled and self.every):
-            raise ValueError("patience counts evaluations during the run: set evaluation.every")
-        return self
-
-
-class EvaluationSet(Config):
-    """An additional set of tasks that every evaluation answers. A setting that is None is as for the run's tasks."""
-
-    data: Annotated[TaskSet, Component(TASK_SETS)]
-    """The tasks; the run never trains on them."""
-    split: Literal["test", "train"] = "test"
-    """The split of its tasks."""
-    limit: int | None = Field(None, gt=0)
-    """At most this many, the first of the split."""
-    samples: int | None = Field(None, gt=0, le=100_000)
-    """Answers per task."""
-    temperature: Temperature | None = None
-    """0: greedy."""
-    max_new_tokens: int | None = Field(None, gt=0)
-    """Longest answer."""
-
-
-class EvaluationConfig(HeldOut):
-    """The settings of evaluations on tasks. A run that learns from rows reads only the settings in ``HeldOut``."""
-
-    samples: int = Field(1, gt=0, le=100_000)
-    """Answers per task."""
-    temperature: Temperature = 0.0
-    """0: greedy."""
-    max_new_tokens: int | None = Field(None, gt=0)
-    """Longest answer; by default as in training."""
-    consensus: float = Field(0.5, gt=0, le=1)
-    """Share of a task's answers that must agree for cons@k, with ``samples`` above 1."""
-    concurrency: int = Field(256, gt=0, le=100_000)
-    """Episodes that run at once."""
-    retries: int = Field(2, ge=0)
-    """Repetitions of an episode after its environment or generator failed."""
-    deadline: float = Field(3600.0, gt=0)
-    """Seconds that one evaluation may take, of each set."""
-    sets: dict[Name, EvaluationSet] = Field(default={})
-    """Additional sets by name; the name is part of their metrics."""
-
-    def sampling(self, training: Sampling) -> Sampling:
-        """Return the sampling of an evaluation: as in training, with this temperature and length, and no truncation."""
-        changes: dict[str, Any] = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        if self.max_new_tokens is not None:
-            changes["max_new_tokens"] = self.max_new_tokens
-        return training.model_copy(update=changes)
+_ASKED = 16  # tasks of which one should offer tools, if any of their set does
 
 
 async def evaluate_tasks(
@@ -185,6 +117,7 @@ async def evaluate_all(
     """Evaluate on the run's held-out tasks and on each additional set."""
     config, data = recipe.evaluation, recipe.taskset
     blend = data if isinstance(data, Blend) else None
+    await check_sets(config.sets, renderer)
     tasks, sampling = held_out(data, config.split, config.limit, renderer), config.sampling(recipe.sampling)
     report = await evaluate_tasks(
         tasks,
@@ -198,7 +131,7 @@ async def evaluate_all(
         endpoint=endpoint,
         stated=_stated(data),
     )
-    report.sets |= await evaluate_sets(recipe, config.sets, generator, renderer, endpoint)
+    report.sets |= await _evaluate_sets(recipe, config.sets, generator, renderer, endpoint)
     return report
 
 
@@ -210,20 +143,72 @@ async def evaluate_sets(
     endpoint: "Endpoint | None",
     record: type[Recording] = Recording,
 ) -> dict[str, Report]:
-    """Evaluate on each set, one after the other."""
+    """Evaluate on each set, one after the other. ``renderer``: None for a model behind an API."""
+    await check_sets(sets, renderer)
+    return await _evaluate_sets(recipe, sets, generator, renderer, endpoint, record)
+
+
+async def _evaluate_sets(
+    recipe: "Recipe",
+    sets: Mapping[str, EvaluationSet],
+    generator: Engine[object],
+    renderer: Renderer,
+    endpoint: "Endpoint | None",
+    record: type[Recording] = Recording,
+) -> dict[str, Report]:
     reports = {}
     for name, additional in sets.items():
-        changes = {key: value for key in _CHANGED if (value := additional.value_of(key)) is not None}
-        settings = recipe.evaluation.model_copy(update=changes)
+        settings = recipe.evaluation.of_set(additional)
         async with Closing() as closing:
             hosted = IsolatedEnvironments(additional.data.open())
             closing.closes(f"the environments of {name or 'the tasks'}", hosted.close)
             tasks = held_out(additional.data, additional.split, additional.limit, renderer)
-            reports[name] = await evaluate_tasks(
-                tasks, hosted, generator, renderer, settings.sampling(recipe.sampling), settings, seed=recipe.seed,
-                endpoint=endpoint, name=name, stated=_stated(additional.data), record=record,
-            )  # fmt: skip
+            blend = additional.data if isinstance(additional.data, Blend) else None
+            with _naming(name):
+                reports[name] = await evaluate_tasks(
+                    tasks, hosted, generator, renderer, settings.sampling(recipe.sampling), settings, blend=blend,
+                    seed=recipe.seed, endpoint=endpoint, name=name, stated=_stated(additional.data), record=record,
+                )  # fmt: skip
     return reports
+
+
+async def check_sets(sets: Mapping[str, EvaluationSet], renderer: Renderer | None) -> None:
+    """Raise the error of a set that can't be evaluated, before another one takes its time: tasks that can't be read,
+    have images, or are missing, and tools that the chat template doesn't write."""
+    for name, additional in sets.items():
+        with _naming(name):
+            tasks = held_out(additional.data, additional.split, additional.limit, renderer)
+            if not tasks:
+                raise DataError(f"it has no task in the split {additional.split}; choose another split")
+            if renderer is not None and not renderer.writes_tools:
+                await _check_tools(additional.data, tasks, renderer)
+
+
+async def _check_tools(data: TaskSet, tasks: Sequence[Task], renderer: Renderer) -> None:
+    """Begin episodes of some tasks, and raise ``ConfigError`` if one offers tools."""
+    async with Closing() as closing:
+        environments = IsolatedEnvironments(data.open())
+        closing.closes("the environments", environments.close)
+        for task in tasks[:_ASKED]:
+            if environments.program_for(task) is not None:
+                return  # the endpoint answers for a program's own tools
+            environment = environments.make(task)
+            try:
+                if (await environment.start()).tools:
+                    renderer.check_tools()
+            finally:
+                await environment.close()
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Begin errors of the user with the name of the set."""
+    try:
+        yield
+    except WhetError as error:
+        if name:
+            error.args = (f"the evaluation set {name}: {error}",)
+        raise
 
 
 def _stated(taskset: TaskSet) -> Stated | None:
@@ -232,7 +217,7 @@ def _stated(taskset: TaskSet) -> Stated | None:
     return taskset.stated if any(type(part).stated is not TaskSet.stated for part in parts) else None
 
 
-def held_out(taskset: TaskSet, split: str, limit: int | None, renderer: Renderer) -> list[Task]:
+def held_out(taskset: TaskSet, split: str, limit: int | None, renderer: Renderer | None) -> list[Task]:
     """Return the first ``limit`` tasks of the split; of a blend, the first ``limit`` tasks of each environment."""
     taken = Counter[str]()
     tasks = []
@@ -266,9 +251,8 @@ async def evaluate_model(
 
     taskset = recipe.taskset  # raises before a model is loaded
     changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
-    config = recipe.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
-
-    settings = recipe.model_copy(update={"evaluation": config})
+    given = {name: value for name, value in changes.items() if value is not None}
+    settings = recipe.model_copy(update={"evaluation": recipe.evaluation.overridden(given)})
     async with Closing() as closing:
         environments = IsolatedEnvironments(taskset.open())
         closing.closes("the environments", environments.close)

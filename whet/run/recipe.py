@@ -29,7 +29,7 @@ from whet.parallel.config import ParallelConfig
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Sampling
-from whet.run.evaluate import EvaluationConfig
+from whet.run.evaluation import EvaluationConfig
 from whet.run.other_names import here
 from whet.run.recipe_checks import check_parts, kind_name
 from whet.run.unread import idle, unread_by_rows

@@ -212,6 +212,14 @@ def _check_lengths(recipe: "Recipe") -> None:
     if sampling.longest > recipe.generator.max_context:
         context = f"generator.max_context = {recipe.generator.max_context}"
         raise ValueError(f"{what} is more than the generator holds, {context}{advice}")
+    for key, settings in recipe.evaluation.settings.items():
+        longest = settings.sampling(sampling).longest
+        if longest > recipe.generator.max_context:
+            raise ValueError(
+                f"with {key}.max_new_tokens = {settings.max_new_tokens} an episode may have {longest} tokens, more "
+                f"than generator.max_context = {recipe.generator.max_context}, so its answers would be cut; lower the "
+                "one or raise the other"
+            )
 
 
 def _check_sampling(recipe: "Recipe") -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from whet.algorithms.base import OnlineAlgorithm
 from whet.config import Component, Config
-from whet.run.evaluate import HeldOut
+from whet.run.evaluation import HeldOut
 
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
