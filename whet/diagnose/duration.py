@@ -50,18 +50,15 @@ def estimate(recipe: "Recipe", work: Work, samples: Samples) -> Duration | None:
     models = {name: _Model(recipe, role) for name, role in recipe.algorithm.roles.items()}
     policy = models[recipe.algorithm.main_role]
     steps = samples.groups / (recipe.data.groups_per_step or recipe.rollouts.prompts_per_step)
-    passes = sum(model.learn(batch) for model in models.values() for batch in samples.steps) / steps
+    learned = sum(model.learn(batch) for model in models.values() for batch in samples.steps) / steps
     updates = recipe.algorithm.epochs * recipe.algorithm.minibatches
-    learning = passes + updates * sum(model.optimizer_step for model in models.values())
+    learning = learned + updates * sum(model.optimizer_step for model in models.values())
     sampling = sum(map(policy.sample, samples.steps)) / steps / _SAMPLING if plays else 0.0
     evaluations = {}
     for name, measured in samples.evaluations.items():
-        one = (
-            (sum(map(policy.sample, measured.batches)) / _EVALUATING)
-            if plays
-            else sum(map(policy.score, measured.batches))
-        )
-        evaluations[name] = one * measured.number / max(1, measured.counted)
+        passes = map(policy.sample if plays else policy.score, measured.batches)
+        share = _EVALUATING if plays else 1.0
+        evaluations[name] = sum(passes) / share * measured.number / max(1, measured.counted)
     return Duration(
         learning=learning,
         sampling=sampling,
