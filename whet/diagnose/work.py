@@ -121,8 +121,8 @@ def _count_tasks(recipe: "Recipe", renderer: Renderer) -> tuple["Recipe", Work, 
     answers = _answered(data, renderer, _drawn(recipe, tasks), size, recipe.sampling)
     evaluations = {}
     if evaluation.enabled:
-        own = EvaluationSet(data=data, split=evaluation.split, limit=evaluation.limit)
-        for name, each in {"": own, **evaluation.sets}.items():
+        of_run = EvaluationSet(data=data, split=evaluation.split, limit=evaluation.limit)
+        for name, each in {"": of_run, **evaluation.sets}.items():
             evaluations[name] = _measured(recipe, renderer, each)
     recipe = recipe.with_steps(len(tasks))
     prompts = recipe.rollouts.prompts_per_step

@@ -87,8 +87,8 @@ class EvaluationConfig(HeldOut):
 
     def of_set(self, additional: EvaluationSet) -> Self:
         """Return the settings of an additional set."""
-        own = {name: value for name in _OWN if (value := additional.value_of(name)) is not None}
-        return self.model_copy(update=own)
+        changes = {name: value for name in _OWN if (value := additional.value_of(name)) is not None}
+        return self.model_copy(update=changes)
 
     def overridden(self, changes: Mapping[str, object]) -> Self:
         """Return the settings with those of a caller, which hold for the additional sets too, but for the split."""
