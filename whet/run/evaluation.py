@@ -82,7 +82,7 @@ class EvaluationConfig(HeldOut):
 
     @property
     def settings(self) -> "dict[str, Self]":
-        """Return the settings for the run's own tasks and for those of each additional set, by key."""
+        """Return the settings for the run's tasks and for the tasks of each additional set, by key."""
         return {"evaluation": self} | {f"evaluation.sets.{name}": self.of_set(each) for name, each in self.sets.items()}
 
     def of_set(self, additional: EvaluationSet) -> Self:
@@ -91,7 +91,7 @@ class EvaluationConfig(HeldOut):
         return self.model_copy(update=changes)
 
     def overridden(self, changes: Mapping[str, object]) -> Self:
-        """Return the settings with those of a caller, which hold for the additional sets too, but for the split."""
+        """Return the settings with changes, which hold for the additional sets too, but for the split."""
         of_sets = {name: value for name, value in changes.items() if name in ("limit", *_OWN)}
         sets = {name: each.model_copy(update=of_sets) for name, each in self.sets.items()}
         return self.model_copy(update={**changes, "sets": sets})
