@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.processes.sentinel_process import held_at
+from whet.processes.sentinel_process import core_waits, held_at
 
 HOLD = "re.match('(a+)+$', 'a' * 60 + 'b')"
 SLEEP = "ctypes.PyDLL(None).sleep(3600)"
@@ -50,7 +50,7 @@ def started(folder: Path, does: str, limit: float = 600.0) -> "subprocess.Popen[
 def ended(folder: Path, does: str, limit: float = 600.0) -> tuple[int, str]:
     with started(folder, does, limit) as process:
         try:
-            printed, _ = process.communicate(timeout=100)
+            printed, _ = process.communicate(timeout=300)
         finally:
             process.kill()
         return process.returncode, printed
@@ -127,7 +127,7 @@ def test_a_signal_ends_a_process_whose_interpreter_is_held(one: signal.Signals, 
         time.sleep(1)
         process.send_signal(one)
         try:
-            printed, _ = process.communicate(timeout=100)
+            printed, _ = process.communicate(timeout=300)
         finally:
             process.kill()
     if one is signal.SIGTERM:  # not handled here
@@ -146,7 +146,7 @@ def test_an_interrupt_of_code_that_only_waits_is_python_s_own(tmp_path: Path) ->
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
         try:
-            printed, _ = process.communicate(timeout=100)
+            printed, _ = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode in (1, -signal.SIGINT)
@@ -161,8 +161,37 @@ def test_a_pause_is_not_taken_for_an_interpreter_that_is_held(tmp_path: Path) ->
         process.send_signal(signal.SIGSTOP)
         time.sleep(6)
         process.send_signal(signal.SIGCONT)
-        printed, _ = process.communicate(timeout=100)
+        printed, _ = process.communicate(timeout=300)
     assert (process.returncode, printed) == (0, "finished\n")
+
+
+def test_the_time_that_a_thread_waits_for_a_core_is_known() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import time\nprint(flush=True); input()\nwhile time.process_time() < 1: pass\nprint(flush=True); input()",
+    ]
+    core = min(os.sched_getaffinity(0))
+    rivals = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for rival in rivals:
+            os.sched_setaffinity(rival.pid, {core})
+            assert rival.stdout is not None
+            assert rival.stdout.readline()
+        for rival in rivals:
+            assert rival.stdin is not None
+            rival.stdin.write(b"\n")
+            rival.stdin.flush()
+        for rival in rivals:
+            assert rival.stdout is not None
+            assert rival.stdout.readline()
+        waited = [sum(core_waits(rival.pid).values()) for rival in rivals]
+        assert max(waited) > 0.3  # they shared one core
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.communicate()
+    assert core_waits(rivals[0].pid) == {}
 
 
 def test_the_place_is_that_of_code_and_not_of_what_waits() -> None:

@@ -1,7 +1,8 @@
 """The sentinel process, see ``sentinel.py``. Imports only the standard library and ``marked.py``.
 
 Who waits for whom: it waits for the beats of its owner, and ends with it. A second without a beat counts only if the
-owner was not stopped (Ctrl-Z, a debugger), so a pause or a machine that slept is not mistaken for a held interpreter.
+owner was not stopped (Ctrl-Z, a debugger), and without the time for which a thread of the owner waited for a core, so
+neither a pause, nor a machine that slept or is busy, is mistaken for a held interpreter.
 """
 
 import contextlib
@@ -64,7 +65,8 @@ class Watch:
 
     def beaten(self) -> None:
         """Record a beat."""
-        self.silent = 0.0  # seconds since the beat
+        self.silent = 0.0  # seconds since the beat for which the owner could have computed
+        self.waits = core_waits(self.owner)
         self.signalled = self.warned = False  # since the beat
 
     def run(self) -> None:
@@ -73,7 +75,7 @@ class Watch:
             if not select.select([0], [], [], 1.0)[0]:
                 if os.getppid() != self.owner:
                     return self.report_end()
-                self.silent += not _stopped(self.owner)
+                self.silent += self.computable()
                 if self.overdue():
                     return None
                 continue
@@ -87,6 +89,12 @@ class Watch:
             if data.rpartition(BEAT)[2]:  # lines that were not requested, so from the handler of a signal
                 self.signalled = True
 
+    def computable(self) -> float:
+        """Return for how much of the last second the owner could have computed."""
+        before, self.waits = self.waits, core_waits(self.owner)
+        waited = max((wait - before[thread] for thread, wait in self.waits.items() if thread in before), default=0.0)
+        return 0.0 if _stopped(self.owner) else max(0.0, 1.0 - waited)
+
     def overdue(self) -> bool:
         """Warn if the interpreter is held for long; kill the owner if it is held for too long or ignores a signal."""
         deaf = self.signalled and self.silent >= _WARNING
@@ -94,13 +102,13 @@ class Watch:
             if self.silent >= _WARNING and not self.warned:
                 self.warned = True
                 say(
-                    f"warning: the interpreter has been held for {self.silent:.0f} s at {self.place()}; nothing else "
+                    f"warning: the interpreter has been held for {int(self.silent)} s at {self.place()}; nothing else "
                     f"of the process can run. After {self.limit:.0f} s, or at a signal (Ctrl-C), it is ended"
                 )
             return False
         why = "a signal arrived, and the interpreter" if deaf else "the interpreter"
         say(
-            f"error: {why} has been held for {self.silent:.0f} s at {self.place()}: nothing else of the process could "
+            f"error: {why} has been held for {int(self.silent)} s at {self.place()}: nothing else of the process could "
             f"run, so it is ended. Limit the computation there, or run it in another process.{self.after}"
         )
         self.end_owner()
@@ -145,6 +153,16 @@ def end_programs(owner: int) -> None:
     from whet.processes.marked import OWNER, kill_marked
 
     kill_marked(OWNER, str(owner))
+
+
+def core_waits(process: int) -> dict[str, float]:
+    """Return how many seconds each thread of a process was ready to compute and had no core, as Linux counts them."""
+    waits = {}
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{process}/task/{thread}/schedstat", "rb") as file:
+                waits[thread] = int(file.read().split()[1]) / 1e9
+    return waits
 
 
 def _stopped(process: int) -> bool:
