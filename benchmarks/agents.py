@@ -47,8 +47,8 @@ from whet.endpoint.conversations import Conversations
 from whet.endpoint.server import Endpoint
 from whet.engines.base import Completion, Engine, PausableEngine, SamplingParams
 from whet.engines.torch.config import TorchGeneratorConfig
-from whet.engines.torch.engine_model import build_engine_model
 from whet.engines.torch.generator import TorchGenerator
+from whet.engines.torch.loading import build_engine_model
 from whet.engines.vllm.config import VllmGeneratorConfig
 from whet.fetch.model import fetch_model
 from whet.metrics.clock import Timing

@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from whet.engines.base import SamplingParams
 from whet.engines.torch.config import TorchGeneratorConfig
-from whet.engines.torch.engine_model import build_engine_model
 from whet.engines.torch.generator import TorchGenerator
+from whet.engines.torch.loading import build_engine_model
 from whet.processes.compute import compute_now
 from whet.processes.machine import keep_freed_memory
 

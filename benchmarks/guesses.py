@@ -25,8 +25,8 @@ from whet.engines.base import SamplingParams
 from whet.engines.speculative import NGram
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.decoder import Counters
-from whet.engines.torch.engine_model import build_engine_model
 from whet.engines.torch.generator import TorchGenerator
+from whet.engines.torch.loading import build_engine_model
 from whet.fetch.model import fetch_model
 from whet.fetch.smollm2 import NAME
 from whet.processes.compute import compute_now

@@ -40,8 +40,8 @@ class Double:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         from whet.engines.torch.config import TorchGeneratorConfig
-        from whet.engines.torch.engine_model import build_engine_model
         from whet.engines.torch.generator import TorchGenerator
+        from whet.engines.torch.loading import build_engine_model
 
         self.scores = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         config = TorchGeneratorConfig(dtype="float32", max_batch=16, max_context=self.context)

@@ -14,8 +14,8 @@ from whet.core.content import image_urls
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.torch.config import TorchGeneratorConfig
-from whet.engines.torch.engine_model import build_engine_model
 from whet.engines.torch.generator import TorchGenerator
+from whet.engines.torch.loading import build_engine_model
 from whet.learner.model import build_whole
 from whet.models.config import ModelConfig
 from whet.models.loading import load_images, load_model_config, load_tokenizer

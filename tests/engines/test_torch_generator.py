@@ -16,8 +16,8 @@ from whet.base.errors import ConfigError, DeadlineError, RefitError, WhetError
 from whet.core.types import Distribution
 from whet.engines.base import SamplingParams
 from whet.engines.torch import cached_model
-from whet.engines.torch.engine_model import build_engine_model
 from whet.engines.torch.generator import TorchGenerator, TorchGeneratorConfig
+from whet.engines.torch.loading import build_engine_model
 
 STATES = [tiny_qwen3_5, tiny_granite]  # sampled by transformers' own caches
 MODELS = [tiny_llama, tiny_qwen3, tiny_gemma]

@@ -16,7 +16,7 @@ from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.config import Deployment, GeneratorConfig
 from whet.engines.sampling import sample_tokens, uniform_stream
-from whet.engines.torch.engine_model import Loading, build_engine_model, named_weights
+from whet.engines.torch.loading import Loading, build_engine_model, named_weights
 from whet.metrics import Metrics
 from whet.processes.compute import compute, compute_now
 

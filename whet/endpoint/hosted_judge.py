@@ -20,8 +20,8 @@ from whet.core.types import Distribution, Message
 from whet.endpoint.request import ApiError, openai_error
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.torch.config import TorchGeneratorConfig
-from whet.engines.torch.engine_model import build_engine_model
 from whet.engines.torch.generator import TorchGenerator
+from whet.engines.torch.loading import build_engine_model
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model, load_model_config, load_tokenizer
 from whet.models.precision import choose_precision

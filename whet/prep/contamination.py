@@ -2,9 +2,13 @@
 (arXiv 2005.14165, appendix C)."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from whet.data.files import iterate_file
+
+if TYPE_CHECKING:
+    from whet.data.row_kinds import Example
 
 _WORD = re.compile(r"\w+")
 
@@ -40,6 +44,11 @@ class Contamination:
             return False
         words = _words("\n".join(texts))
         return any(not present.isdisjoint(_sequences(words, length)) for length, present in self._sequences.items())
+
+
+def compared_fields(kind: "type[Example]", output: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of a row in which duplicates and evaluation text are looked for."""
+    return {name: output[name] for name in kind.compared or (*kind.fields, "tools") if name in output}
 
 
 def texts_of(value: object) -> Iterator[str]:

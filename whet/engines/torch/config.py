@@ -67,8 +67,8 @@ class TorchGeneratorConfig(GeneratorConfig):
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
     ) -> "TorchGenerator":
 
-        from whet.engines.torch.engine_model import build_engine_model
         from whet.engines.torch.generator import TorchGenerator
+        from whet.engines.torch.loading import build_engine_model
         from whet.models.device import choose_device
 
         images = deployment.images

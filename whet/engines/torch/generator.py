@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
+from whet.base.errors import ConfigError, DeadlineError, RefitError, WhetError
 from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.torch.cached_model import open_engine
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.decoder import Counters, Decoder, Request
-from whet.engines.torch.engine_model import OpenEngine, named_weights
+from whet.engines.torch.engine_model import OpenEngine
 from whet.engines.torch.guesses import Guesser
+from whet.engines.torch.in_flight import InFlight, Outcome, engine_error
+from whet.engines.torch.loading import named_weights
 from whet.metrics import Metrics
 from whet.processes.compute import COMPUTE, compute
 from whet.processes.machine import bind
@@ -56,24 +58,21 @@ class TorchGenerator:
             raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
         if config.speculative is not None and (why := config.cannot_run(model.config)) is not None:
             raise ConfigError(why)
-        self.config = config
-        self.tokenizer = tokenizer
+        self.config, self.tokenizer, self.cores = config, tokenizer, cores
         self.engine = open_engine(model, config.packed_weights, images)
         if record_experts:
             self.engine.record_experts()
-        self.cores = cores
         prefix_tokens = config.prefix_tokens if self.engine.reuses_prefixes else 0
         guesser = None if config.speculative is None else Guesser(config.speculative)
         self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, prefix_tokens, guesser)
         self._reported = self._decoder.counters.copy()
         self._lock = threading.Lock()  # guards the fields below
         self._inbox: list[Request] = []
-        self._futures: dict[Request, asyncio.Future[Completion]] = {}
-        self._paused = self._stepping = self._closed = False  # stepping: a step runs or is requested
+        self._in_flight = InFlight()
+        self._paused = self._stepping = self._closed = self._placed = False  # stepping: a step runs or is requested
         self._failure: BaseException | None = None
         self._complete, self._refitting = True, False  # weights are complete; a refit is in progress
         self._progress = time.monotonic()  # time when a step last began or ended
-        self._placed = False
         self._gathering: list[Request] = []  # requests of the current tick of the loop
 
     @property
@@ -120,18 +119,16 @@ class TorchGenerator:
         if request.limit <= 0:
             request.finish = "length"
             return request.completion(self.version)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = loop.create_future()
-        self._futures[request] = future
+        future = self._in_flight.add(request)
         if not self._gathering:  # tasks that are ready in this tick run before the submission, so they share a prefill
-            loop.call_soon(self._submit)
+            future.get_loop().call_soon(self._submit)
         self._gathering.append(request)
         try:
             while not (await asyncio.wait({future}, timeout=self.config.deadline))[0]:
                 self._check_progress()
             return future.result()
         finally:
-            self._futures.pop(request, None)
+            self._in_flight.remove(request)
             request.cancelled = True  # if the caller is cancelled; ignored for a finished request
 
     def _request(self, prompt: Sequence[int], params: SamplingParams) -> Request:
@@ -153,26 +150,16 @@ class TorchGenerator:
                 self._ask_for_step()
         if error is not None:
             for request in requests:
-                self._settle(request, error)
+                self._in_flight.settle(request, error)
 
     def _unusable(self) -> Exception | None:
         if self._failure is not None:
-            return _engine_error(self._failure)
+            return engine_error(self._failure)
         if self._closed:
             return WhetError("the generator is closed")
         if not (self._complete or self._refitting):
             return RefitError("the generator has an incomplete set of weights; load a complete set first")
         return None
-
-    def _settle(self, request: Request, outcome: Completion | Exception) -> None:
-        """Set a request's result; runs in the loop."""
-        future = self._futures.get(request)
-        if future is None or future.done():
-            return
-        if isinstance(outcome, Completion):
-            future.set_result(outcome)
-        else:
-            future.set_exception(outcome)
 
     def _check_progress(self) -> None:
         with self._lock:
@@ -199,20 +186,20 @@ class TorchGenerator:
             if not rests:
                 self._decoder.queue.extend(self._inbox)
                 self._inbox.clear()
-        outcomes: list[tuple[Request, Completion | Exception]]
+        outcomes: list[tuple[Request, Outcome]]
         try:
             self._place()
             ended = [] if rests else self._decoder.step()
             outcomes = [(request, request.completion(self.version)) for request in ended]
         except BaseException as failure:
             self._failure = failure
-            outcomes = [(request, _engine_error(failure)) for request in list(self._futures)]
-        self._hand_out(list(self._decoder.rows))
+            outcomes = [(request, engine_error(failure)) for request in self._in_flight.requests]
+        self._in_flight.hand_out(list(self._decoder.rows))
         with self._lock:
             self._stepping = False
             self._progress = time.monotonic()
             self._ask_for_step()
-        self._report(outcomes)
+        self._in_flight.report(outcomes)
 
     def _place(self) -> None:
         """Bind the thread to the configured cores and number of threads."""
@@ -221,24 +208,8 @@ class TorchGenerator:
         self._placed = True
         if self.cores is not None:
             bind(self.cores)
-        threads = self.config.threads or (len(self.cores) if self.cores else None)
-        if threads is not None:
+        if (threads := self.config.threads or (len(self.cores) if self.cores else None)) is not None:
             torch.set_num_threads(threads)
-
-    def _report(self, outcomes: list[tuple[Request, Completion | Exception]]) -> None:
-        """Pass results to the loops that wait for them."""
-        for request, outcome in outcomes:
-            future = self._futures.get(request)
-            if future is not None and not future.get_loop().is_closed():
-                future.get_loop().call_soon_threadsafe(self._settle, request, outcome)
-
-    def _hand_out(self, requests: list[Request]) -> None:
-        """Pass the new tokens of unfinished requests to the loops that watch them."""
-        for request in requests:
-            future = self._futures.get(request) if request.sampled is not None else None
-            if request.sampled is not None and future is not None and not future.get_loop().is_closed():
-                new, request.handed_out = request.tokens[request.handed_out :], len(request.tokens)
-                future.get_loop().call_soon_threadsafe(request.sampled, new)
 
     # Pauses and weights
 
@@ -248,7 +219,7 @@ class TorchGenerator:
             self._paused = True
         await self._standstill()
         if self._failure is not None:
-            raise _engine_error(self._failure)
+            raise engine_error(self._failure)
 
     async def _standstill(self) -> None:
         """Return when the current step has ended; the caller has made sure that no other one follows."""
@@ -309,7 +280,7 @@ class TorchGenerator:
                 waiting = [] if self._complete else list(self._inbox)
                 self._inbox = self._inbox if self._complete else []
             incomplete = self._unusable()
-            self._report([(request, incomplete) for request in waiting if incomplete is not None])
+            self._in_flight.report([(request, incomplete) for request in waiting if incomplete is not None])
         await self.resume(version)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -321,17 +292,9 @@ class TorchGenerator:
         with self._lock:
             self._closed = True
         await self._standstill()
-        for request in list(self._futures):
-            self._settle(request, request.completion(self.version))
+        for request in self._in_flight.requests:
+            self._in_flight.settle(request, request.completion(self.version))
 
 
 def _nothing() -> None:
     """Do nothing; awaited to wait for earlier work."""
-
-
-def _engine_error(failure: BaseException) -> WhetError:
-    if isinstance(failure, WhetError):
-        return failure
-    error = GeneratorError(f"the torch generator's engine failed: {type(failure).__name__}: {failure}")
-    error.__cause__ = failure
-    return error

@@ -1,0 +1,114 @@
+"""The checked rows of all sources become the shards of train, validation and test, without duplicates."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from whet.base.errors import DataError
+from whet.base.files import replacing, sha256
+from whet.base.seeds import derive_seed
+from whet.base.strict_json import JsonObject
+from whet.core.content import image_urls
+from whet.data.row_kinds import as_messages
+from whet.fetch.images import fingerprint
+from whet.prep.contamination import compared_fields, texts_of
+from whet.prep.duplicates import key_of, seen_before
+from whet.prep.manifest import Manifest
+
+if TYPE_CHECKING:
+    from whet.data.row_kinds import Example
+    from whet.prep.config import PrepConfig
+
+SPLITS = ("train", "validation", "test")
+_SEEDS = 1 << 63  # derived seeds are smaller
+
+
+def write_splits(config: "PrepConfig", stages: dict[str, Path], folder: Path, manifest: Manifest) -> None:
+    """Write the rows of all stages into shards, without duplicates."""
+    seen = seen_before(config.duplicates, config.near, sum(tally.kept for tally in manifest.sources.values()))
+    with ExitStack() as stack:
+        writers = {split: _Shards(folder, split, config.shard_rows) for split in SPLITS}
+        for writer in writers.values():
+            stack.callback(writer.close)
+        for name, stage in stages.items():
+            tally, share = manifest.sources[name], config.sources[name].share
+            kind = config.sources[name].rows.kind
+            for where, question, whole, row in _staged(stage / "rows.tsv"):
+                texts = partial(_texts, kind, row)
+                copies = 0 if (duplicate := seen(question, whole, texts)) else _copies(share, config.seed, where)
+                if not copies:
+                    tally.kept -= 1
+                    tally.drop("duplicate" if duplicate else "not in the share", where)
+                    continue
+                tally.copies += copies - 1
+                for _ in range(copies):
+                    writers[_split(question, config)].write(row + "\n")
+        if not writers["train"].rows:
+            accounts = [f"{name}: {tally.reasons} of {tally.read:,} rows" for name, tally in manifest.sources.items()]
+            raise DataError(f"no row is left to train on; dropped: {'; '.join(accounts)}")
+    manifest.splits = {split: writer.files for split, writer in writers.items() if writer.files}
+
+
+def _texts(kind: "type[Example]", row: str) -> str:
+    """Return the texts of a staged row, for a comparison with other rows. Rows with different images have no word in
+    common."""
+    compared = compared_fields(kind, json.loads(row))
+    text = "\n".join(texts_of(compared))
+    items = [item for field in compared.values() if isinstance(field, list) for item in field]
+    urls = image_urls(as_messages([item for item in items if isinstance(item, dict) and "content" in item]))
+    images = key_of(" ".join(map(fingerprint, urls)))
+    return " ".join(f"{word}/{images}" for word in text.split()) if urls else text
+
+
+def _staged(path: Path) -> Iterator[tuple[str, str, str, str]]:
+    """Yield place, key of the question, key of the whole and JSON of each row of a stage."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            where, question, whole, row = line.rstrip("\n").split("\t")
+            yield json.loads(where), question, whole, row
+
+
+def _copies(share: float, seed: int, where: str) -> int:
+    fraction = derive_seed(seed, "share", where) / _SEEDS
+    return int(share) + (fraction < share - int(share))
+
+
+def _split(question: str, config: "PrepConfig") -> str:
+    """Return the split of a question; equal questions are in the same one."""
+    position = derive_seed(config.seed, "split", question) / _SEEDS
+    if position < config.test:
+        return "test"
+    return "validation" if position < config.test + config.validation else "train"
+
+
+class _Shards:
+    """The files of one split, each published when it is full."""
+
+    def __init__(self, folder: Path, split: str, shard_rows: int) -> None:
+        self._folder, self._split, self._size = folder, split, shard_rows
+        self.files: dict[str, JsonObject] = {}
+        self.rows = 0
+        self._stack: ExitStack | None = None
+        self._file: IO[str] | None = None
+
+    def write(self, line: str) -> None:
+        if self._file is None:
+            self._name = f"{self._split}-{len(self.files):05d}.jsonl"
+            self._stack = ExitStack()
+            staging = self._stack.enter_context(replacing(self._folder / self._name))
+            self._file = self._stack.enter_context(staging.open("w", encoding="utf-8"))
+            self._in_file = 0
+        self._file.write(line)
+        self.rows += 1
+        self._in_file += 1
+        if self._in_file == self._size:
+            self.close()
+
+    def close(self) -> None:
+        if self._stack is not None:
+            self._stack.close()
+            self._stack = self._file = None
+            self.files[self._name] = {"rows": self._in_file, "sha256": sha256(self._folder / self._name)}
