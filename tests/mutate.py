@@ -146,11 +146,13 @@ EQUIVALENT: dict[str, str] = {
     "whet/losses/kl.py: logprobs.detach() -> logprobs  in  "
     "return token_metrics(batch, {'kl': KL().estimate(logprobs.detach(), reference)})": _ONLY_A_GRAPH,
     "whet/losses/weighted.py: column.detach() -> column  in  "
-    "found += [at_trained(batch, column.detach().double()).sum() for column in means.values()]": _ONLY_A_GRAPH,
+    "sums_and_bounds += [at_trained(batch, column.detach().double()).sum() for column in means.values()]": (
+        _ONLY_A_GRAPH
+    ),
     "whet/losses/weighted.py: column.detach() -> column  in  "
-    "found += [column.detach().masked_fill(~trained, math.inf).amin()]": _ONLY_A_GRAPH,
+    "sums_and_bounds += [column.detach().masked_fill(~trained, math.inf).amin()]": _ONLY_A_GRAPH,
     "whet/losses/weighted.py: column.detach() -> column  in  "
-    "found += [column.detach().masked_fill(~trained, -math.inf).amax()]": _ONLY_A_GRAPH,
+    "sums_and_bounds += [column.detach().masked_fill(~trained, -math.inf).amax()]": _ONLY_A_GRAPH,
 }
 
 

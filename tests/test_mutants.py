@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutate import ROOT, TESTS
+from tests.mutants import mutants
+from tests.mutate import EQUIVALENT, ROOT, TESTS
 
 
 def mutate(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -41,6 +42,10 @@ def test_what_was_killed_is_remembered(tmp_path: Path) -> None:
     again = mutate("losses/value", "--killed", str(killed), timeout=300)
     assert killed.read_text() == remembered
     assert again.stdout.splitlines()[:-1] == first.stdout.splitlines()[:-1]
+
+
+def test_every_equivalent_mutant_is_one() -> None:
+    assert EQUIVALENT.keys() <= {mutant.name for path in TESTS for mutant in mutants(path)}
 
 
 def test_a_new_loss_is_broken_without_being_listed() -> None:
