@@ -279,6 +279,16 @@ def test_unsupported_parameters_are_refused_by_name(changes: dict[str, Any]) -> 
     run("hello", ask)
 
 
+@pytest.mark.parametrize("stop", ["END", ["END"], ["END", "STOP"], []], ids=str)
+def test_texts_that_end_a_reply_are_accepted_if_the_recipe_has_them(stop: object) -> None:
+    async def ask(at: Scene) -> None:
+        assert (await at.chat("hi", stop=stop)).status_code == 200
+        refused = await at.chat("hi", stop=["never", "END"])
+        assert "sampling.stop" in refused.json()["error"]["message"]
+
+    run("the END", ask, stop=("END", "STOP"))
+
+
 def test_parameters_without_effect_are_accepted() -> None:
     async def ask(at: Scene) -> None:
         neutral = {

@@ -102,7 +102,7 @@ class ChatRequest(OpenAIRequest):
     max_tokens: int | None = Field(None, gt=0)
     max_completion_tokens: int | None = Field(None, gt=0)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | tuple[str, ...] = ()
+    stop: str | list[str] = Field(default_factory=list)  # not a tuple, which a strict model makes of no list
     n: Annotated[JsonValue, only(1)] = 1
     logprobs: bool = False
     top_logprobs: Annotated[JsonValue, only(0)] = 0
@@ -117,7 +117,7 @@ class ChatRequest(OpenAIRequest):
 
     def question(self) -> Question:
         tools = [tool.function.schema_for_template() for tool in self.tools] if self.tool_choice == "auto" else []
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         strict = strict_of(tool.function for tool in self.tools)
         return Question(
