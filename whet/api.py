@@ -22,6 +22,7 @@ from whet.config.component import importing
 from whet.config.tree import DEFAULT
 from whet.models.config import check_models
 from whet.processes.user_code import user_traceback
+from whet.run.evaluation import EvaluationConfig
 from whet.run.folder import check_free, from_mirror, is_url, new_folder
 from whet.run.interrupts import without_loop
 from whet.run.log import readers_may_go
@@ -145,6 +146,9 @@ def train(
             value = read(written, *plain, *overrides, **sections)
         except RecipeError as error:
             raise RecipeError([_given(issue, written) for issue in error.issues]) from None
+    nothing = EvaluationConfig(enabled=False)
+    if base.get("evaluation") and value.evaluation != nothing:
+        raise ConfigError("evaluation: fewer than ten rows, so none is held out to evaluate on; give test=, other rows")
     check_models(value)
     files.write(chosen)
     return start(value, folder=chosen, on_step=on_step)

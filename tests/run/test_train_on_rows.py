@@ -165,6 +165,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         whet.train(**given | {"data": ["What is 2 + 2?"]})
     with pytest.raises(DataError, match="data is a dict; it must be a list of dicts"):
         whet.train(**given | {"data": {"prompt": ["What is 2 + 2?"]}})
+    with pytest.raises(ConfigError, match="evaluation: fewer than ten rows, so none is held out to evaluate on"):
+        whet.train(**given | {"data": ROWS[:5], "test": None, "evaluation": {"every": 1}})
     with pytest.raises(DataError, match="data has no rows"):
         whet.train(**given | {"data": []})
     with pytest.raises(ConfigError, match="reward is 3; it must be a function"):
