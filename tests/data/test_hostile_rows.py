@@ -248,6 +248,17 @@ def test_a_field_of_the_file_does_not_override_the_column_that_was_named(tmp_pat
 
 
 @pytest.mark.parametrize(
+    "messages", ["a text", [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]]
+)
+def test_messages_of_the_file_do_not_override_the_columns_that_were_named(tmp_path: Path, messages: object) -> None:
+    line = json.dumps({"messages": messages, "question": "right", "answer": "c"})
+    for kind, more in (("supervised", ""), ("scored", ', "score": 1'), ("labelled", ', "label": true')):
+        columns = {"prompt": "question", "completion": "answer"}
+        [group] = read(tmp_path, kind, line.removesuffix("}") + more + "}", columns=columns)
+        assert [message["content"] for message in group.task.prompt] == ["right"]
+
+
+@pytest.mark.parametrize(
     ("line", "column", "message"),
     [
         (

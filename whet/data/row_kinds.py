@@ -1,7 +1,7 @@
 """Rows of conversations. Each message is validated, and the order of messages must allow training on the replies."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -124,6 +124,22 @@ class Conversation(Example):
     messages: Asked = Field(default=[])
     prompt: Asked = Field(default=[])
     completion: Answered = Field(default=[])
+
+    @classmethod
+    def of(
+        cls,
+        where: str,
+        values: JsonObject,
+        as_texts: bool = False,
+        columns: Mapping[str, str] | None = None,
+        image_folder: str | None = None,
+    ) -> Self:
+        """See ``Row.of``. A row whose prompt or completion is renamed by ``columns`` is read from these, also if the
+        file has ``messages``."""
+        renamed = (columns or {}).keys() & values.keys()
+        if renamed & {"prompt", "completion"} and "messages" not in renamed:
+            values = {name: value for name, value in values.items() if name != "messages"}
+        return super().of(where, values, as_texts, columns, image_folder)
 
     @property
     def answers(self) -> list[Answer]:
