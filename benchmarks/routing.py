@@ -67,7 +67,7 @@ def step(policy: Policy, replicas: int, prompts: int, seed: int) -> tuple[float,
     def begin(prompt: list[int], tokens: list[int], turns: int, now: int) -> None:
         nonlocal computed, total
         place, ends = policy.begin(set(range(replicas)), prompt, LIMIT), beginnings(prompt)
-        cached = (length for length, numbers in caches.longest(ends) if place.number in numbers)
+        cached = (length for length, others in caches.longest(ends) if others >> place.number & 1)
         missing = len(prompt) - next(cached, 0)
         caches.add(place.number, ends)
         computed, total = computed + missing, total + len(prompt)

@@ -48,14 +48,14 @@ class CachedTexts:
         while len(texts) > self.most:
             self._forget(number, texts.popitem(last=False)[0])
 
-    def longest(self, ends: Sequence[Beginning]) -> Iterator[tuple[int, list[int]]]:
+    def longest(self, ends: Sequence[Beginning]) -> Iterator[tuple[int, int]]:
         """Yield (length, replicas) for each number of tokens of a text that replicas have cached, at most, from the
-        longest on."""
+        longest on. Replicas are the bits of a number: bit n for replica n."""
         seen = 0
         for length, digest in reversed(ends):
             if new := self._where.get(digest, 0) & ~seen:
                 seen |= new
-                yield length, _bits(new)
+                yield length, new
 
     def clear(self, number: int) -> None:
         """Forget the texts of a replica."""
@@ -97,15 +97,16 @@ class Placement:
     def begin(self, serving: set[int], prompt: Sequence[int], limit: int, images: Sequence[str] = ()) -> Place:
         """Choose one of the replicas in ``serving``, at least one, for a completion of at most ``limit`` tokens."""
         ends = beginnings(prompt, images)
-        least, idle = self._least(serving)
+        least, idle = self._least(sorted(serving))
         best = least + self.weight * len(prompt), idle, len(prompt)
-        for length, numbers in self.cached.longest(ends):
+        for length, replicas in self.cached.longest(ends):
             missing = len(prompt) - length
-            if candidates := serving.intersection(numbers):
-                least, number = self._least(candidates)
-                best = min(best, (least + self.weight * missing, number, missing))
-            if idle in candidates:
-                break  # the others have more to do and less cached
+            if replicas >> idle & 1:
+                best = min(best, (least + self.weight * missing, idle, missing))
+                break  # the others have more to do, and no more cached
+            if candidates := [number for number in _bits(replicas) if number in serving]:
+                work, number = self._least(candidates)
+                best = min(best, (work + self.weight * missing, number, missing))
         _, number, missing = best
         expected = min(limit, -(-self._tokens // self._completions)) if self._completions else limit
         place = Place(number, missing + expected, ends)
@@ -113,10 +114,10 @@ class Placement:
         self.cached.add(number, ends)
         return place
 
-    def _least(self, numbers: set[int]) -> tuple[int, int]:
+    def _least(self, numbers: Sequence[int]) -> tuple[int, int]:
         """Return the fewest outstanding tokens of some replicas, and the first replica that has so few."""
-        least = min(map(self.outstanding.__getitem__, numbers))
-        return least, min(number for number in numbers if self.outstanding[number] == least)
+        number = min(numbers, key=self.outstanding.__getitem__)
+        return self.outstanding[number], number
 
     def end(self, place: Place) -> None:
         """Take a request out of the count, whether it is answered or not."""
