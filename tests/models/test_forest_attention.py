@@ -194,6 +194,26 @@ def test_bfloat16_autocast_agrees_with_float32_within_rounding() -> None:
     assert 0 < (rounded - exact).abs().mean() < 0.02
 
 
+@pytest.mark.parametrize(("precision", "rounding"), [("highest", 1e-5), ("medium", 0.02)])
+def test_float32_agrees_with_float64_whichever_library_multiplies(precision: str, rounding: float) -> None:
+    """A processor may round to bfloat16 in ``medium``."""
+    batch, _ = forest(DEEP, LENGTHS)
+    exact, narrow = build("llama"), build("llama").float()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert dense_attention.uses_onednn(torch.zeros(1)) == (precision == "medium")
+        for model in (exact, narrow):
+            use_forest_attention(model)
+            forest_hidden(model, batch).square().sum().backward()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for (name, ours), theirs in zip(narrow.named_parameters(), exact.parameters(), strict=True):
+        if theirs.grad is not None:
+            assert ours.grad is not None
+            assert (ours.grad - theirs.grad).norm() < rounding * theirs.grad.norm(), name
+
+
 def test_a_batch_of_groups_gives_what_its_rows_give_unshared() -> None:
     prompts = [list(range(1, 20)), list(range(40, 45))]
     groups = [

@@ -1,9 +1,9 @@
 """Attention of a padded block by torch's fused kernels, or by plain batched products with a custom backward pass.
 
 Queries are [C, L, heads, size]; keys and values are [C, K, kv heads, size]. For the short rows of reinforcement
-learning on a CPU this takes a quarter of the time of ``scaled_dot_product_attention``. It also supports soft caps
-(Gemma 2) and sinks (gpt-oss). Scores are recomputed in the backward pass, so the saved memory is linear in tokens. A
-mask says which keys each query sees.
+learning plain products take a quarter of the time of ``scaled_dot_product_attention`` on a CPU with oneDNN. They also
+support soft caps (Gemma 2) and sinks (gpt-oss). Scores are recomputed in the backward pass, so the saved memory is
+linear in tokens. A mask says which keys each query sees.
 """
 
 from dataclasses import dataclass
@@ -49,6 +49,14 @@ def softmax(scores: Tensor, settings: AttentionSettings, bias: Tensor) -> Tensor
         return torch.softmax(scores, dim=-1)
     sinks = settings.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
     return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
+
+
+def uses_onednn(x: Tensor) -> bool:
+    """Return whether oneDNN multiplies tensors like this one, as torch's fused kernel does with its many small blocks,
+    although each call of oneDNN costs more than such a block."""
+    if x.device.type != "cpu":
+        return False
+    return x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
 
 
 def fused_attention(

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from whet.base.errors import WhetError
 from whet.core.batch import Batch
-from whet.models.attention.dense import AttentionSettings, dense_attention, fused_attention, score_dtype
+from whet.models.attention.dense import (
+    AttentionSettings,
+    dense_attention,
+    fused_attention,
+    score_dtype,
+    uses_onednn,
+)
 from whet.models.attention.flex import FlexLayout
 from whet.models.attention.layout import Ahead, ForestLayout, padded_segments
 from whet.models.attention.states import Inputs, state_forest_hidden, supports_prefix_fork
@@ -101,7 +107,7 @@ def _attend(
         raise WhetError(
             "attention dropout together with soft caps or sinks is not supported; set attention_dropout to 0"
         )
-    short = query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.shape[1] <= _DENSE_KEYS
+    short = key.shape[1] <= _DENSE_KEYS and uses_onednn(query)
     if special or (short and dropout == 0.0):
         mask = layout.mask(index, settings.window, score_dtype(query.dtype), always=True)
         assert mask is not None
