@@ -194,7 +194,7 @@ def test_bfloat16_autocast_agrees_with_float32_within_rounding() -> None:
     assert 0 < (rounded - exact).abs().mean() < 0.02
 
 
-@pytest.mark.parametrize(("precision", "rounding"), [("highest", 1e-5), ("medium", 0.02)])
+@pytest.mark.parametrize(("precision", "rounding"), [("highest", 1e-4), ("medium", 0.02)])
 def test_float32_agrees_with_float64_whichever_library_multiplies(precision: str, rounding: float) -> None:
     """A processor may round to bfloat16 in ``medium``."""
     batch, _ = forest(DEEP, LENGTHS)
