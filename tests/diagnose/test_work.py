@@ -66,8 +66,8 @@ def test_additional_sets_count_with_their_own_settings(tiny_model: Path) -> None
     assert time is not None
     assert set(time.evaluations) == {"", "long"}
     assert time.total == pytest.approx(4 * (time.sampling + time.learning) + 2 * sum(time.evaluations.values()))
-    away = {"away": {"data": {"type": "gsm8k", "path": "hf:some/tasks"}}}
-    with pytest.raises(DataError, match="hf:some/tasks is not on this machine"):
+    away = {"away": {"data": {"type": "gsm8k"}}}
+    with pytest.raises(DataError, match=r"hf:openai/gsm8k:main:\w+ is on the web, and a plan downloads nothing"):
         count_work(toy_recipe(tiny_model, evaluation={"sets": away}))
 
 
@@ -102,7 +102,7 @@ def test_time_is_estimated_by_parts_and_only_where_it_was_measured(tiny_model: P
 
 def test_data_that_can_not_be_counted_are_a_warning(tiny_model: Path, tmp_path: Path) -> None:
     for path, words in (
-        ("hf:some/rows:train", "hf:some/rows:train is not on this machine"),
+        ("hf:some/rows:train", "hf:some/rows:train is on the web, and a plan downloads nothing"),
         ("none.jsonl", "none.jsonl"),
     ):
         recipe = on_rows(tiny_model, tmp_path, path=path)

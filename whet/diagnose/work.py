@@ -4,7 +4,7 @@ Groups stand for the steps: rows as they will be rendered, or prompts with answe
 downloaded, and no model is loaded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +13,7 @@ from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
 from whet.core.types import Episode, Group, Span, Task, Trajectory
+from whet.fetch.download import no_downloads
 from whet.models.attention.forest import supports_forest
 from whet.models.loading import load_model_config
 from whet.rollouts.blend import Blend
@@ -29,7 +30,6 @@ T = TypeVar("T")
 
 _SAMPLE = 256  # rows or tasks whose tokens are counted; their mean stands for all
 _TOKENS = 2**24  # of answers that are laid out; with long answers, fewer tasks are counted
-_WEB = ("hf:", "http://", "https://")
 
 
 @dataclass(slots=True)
@@ -74,22 +74,11 @@ class Measured:
 def count_work(recipe: "Recipe") -> tuple["Recipe", Work, Samples]:
     """Read and count the data of a recipe. Return the recipe with its number of steps, the counts and groups that stand
     for its steps. Raises ``DataError`` for data that can't be read, or that is not on this machine."""
-    if name := next(_elsewhere(recipe), None):
-        raise DataError(f"{name} is not on this machine, and a plan downloads nothing")
-    renderer = build_renderer(recipe)
-    if isinstance(recipe.algorithm, OnlineAlgorithm):
-        return _count_tasks(recipe, renderer)
-    return _count_rows(recipe, renderer)
-
-
-def _elsewhere(recipe: "Recipe") -> Iterator[str]:
-    """Yield the files and data sets of the recipe that are not on this machine."""
-    sets = recipe.evaluation.sets.values()
-    for part in [part for data in (recipe.data, *(each.data for each in sets)) for part in data.parts]:
-        for key in ("path", "test_path"):
-            value = getattr(part, key, None)
-            if isinstance(value, str) and value.startswith(_WEB):
-                yield value
+    with no_downloads("a plan downloads nothing"):
+        renderer = build_renderer(recipe)
+        if isinstance(recipe.algorithm, OnlineAlgorithm):
+            return _count_tasks(recipe, renderer)
+        return _count_rows(recipe, renderer)
 
 
 def _count_rows(recipe: "Recipe", renderer: Renderer) -> tuple["Recipe", Work, Samples]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from whet.base.errors import DataError
 from whet.base.extras import extra
+from whet.fetch.download import check_allowed
 
 
 def fetch_rows(path: str) -> Iterator[tuple[str, dict[str, object]]]:
@@ -16,6 +17,7 @@ def fetch_rows(path: str) -> Iterator[tuple[str, dict[str, object]]]:
             f"{path!r} does not name a data set: write hf:name:config:split, as in hf:openai/gsm8k:main:train, or "
             "hf:name:split for one without configurations"
         )
+    check_allowed(path)
     with extra("data", f"the data set {path}"):
         from datasets import Image, List, load_dataset
 

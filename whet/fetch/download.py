@@ -5,6 +5,9 @@ import hashlib
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -13,6 +16,23 @@ from whet.base.files import replacing
 
 _CHUNK = 1 << 20
 _SILENCE = 30.0  # seconds without a byte
+_FORBIDDEN: ContextVar[str] = ContextVar("_FORBIDDEN", default="")  # the reason for which nothing is downloaded
+
+
+@contextmanager
+def no_downloads(reason: str) -> Iterator[None]:
+    """Refuse to download data in the block, for a ``reason`` that ends the error: "a plan downloads nothing"."""
+    token = _FORBIDDEN.set(reason)
+    try:
+        yield
+    finally:
+        _FORBIDDEN.reset(token)
+
+
+def check_allowed(path: str) -> None:
+    """Raise ``DataError`` inside of ``no_downloads``."""
+    if reason := _FORBIDDEN.get():
+        raise DataError(f"{path} is on the web, and {reason}")
 
 
 def fetch_file(url: str, suffix: str = ".jsonl", deadline: float = 1800.0, most: int | None = None) -> Path:
@@ -25,6 +45,7 @@ def fetch_file(url: str, suffix: str = ".jsonl", deadline: float = 1800.0, most:
     cached = cache_folder().parent / "data" / f"{digest}{suffix}"
     if cached.is_file():
         return cached
+    check_allowed(address)
     actual, ends, size = hashlib.sha256(), time.monotonic() + deadline, 0
     with replacing(cached) as staging, staging.open("wb") as file:
         try:
