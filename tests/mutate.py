@@ -145,14 +145,6 @@ EQUIVALENT: dict[str, str] = {
     "column = at_trained(batch, column).double()": _LONG_STEPS,
     "whet/losses/kl.py: logprobs.detach() -> logprobs  in  "
     "return token_metrics(batch, {'kl': KL().estimate(logprobs.detach(), reference)})": _ONLY_A_GRAPH,
-    "whet/losses/weighted.py: column.detach() -> column  in  "
-    "sums_and_bounds += [at_trained(batch, column.detach().double()).sum() for column in means.values()]": (
-        _ONLY_A_GRAPH
-    ),
-    "whet/losses/weighted.py: column.detach() -> column  in  "
-    "sums_and_bounds += [column.detach().masked_fill(~trained, math.inf).amin()]": _ONLY_A_GRAPH,
-    "whet/losses/weighted.py: column.detach() -> column  in  "
-    "sums_and_bounds += [column.detach().masked_fill(~trained, -math.inf).amax()]": _ONLY_A_GRAPH,
 }
 
 

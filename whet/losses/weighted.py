@@ -75,10 +75,11 @@ def mean_per_sequence(batch: Batch, column: Tensor) -> Tensor:
     return batch.per_sequence(column) / batch.trained_per_sequence.clamp(min=1).to(column.device)
 
 
+@torch.no_grad()
 def weighted_means(weight: Tensor, columns: Mapping[str, Tensor]) -> Metrics:
     """Return the weighted means of columns. [N] each"""
-    names, weight = list(columns), weight.detach()
-    totals = [(weight * column.detach()).sum() for column in columns.values()]
+    names = list(columns)
+    totals = [(weight * column).sum() for column in columns.values()]
 
     def record(weights: float, *totals: float) -> Metrics:
         metrics = Metrics()
@@ -89,6 +90,7 @@ def weighted_means(weight: Tensor, columns: Mapping[str, Tensor]) -> Metrics:
     return Metrics().later(torch.stack([weight.sum(), *totals]), record)
 
 
+@torch.no_grad()
 def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str, Tensor] | None = None) -> Metrics:
     """Return the means over the trained tokens, and ``<name>/min`` and ``<name>/max`` of ``ranges``. Columns are [N],
     bool or float."""
@@ -96,10 +98,10 @@ def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str
         return Metrics()
     trained, bounded = batch.trained, list(ranges or {})
     sums_and_bounds = [trained.sum()]
-    sums_and_bounds += [at_trained(batch, column.detach().double()).sum() for column in means.values()]
+    sums_and_bounds += [at_trained(batch, column.double()).sum() for column in means.values()]
     for column in (ranges or {}).values():
-        sums_and_bounds += [column.detach().masked_fill(~trained, math.inf).amin()]
-        sums_and_bounds += [column.detach().masked_fill(~trained, -math.inf).amax()]
+        sums_and_bounds += [column.masked_fill(~trained, math.inf).amin()]
+        sums_and_bounds += [column.masked_fill(~trained, -math.inf).amax()]
     names = list(means)
 
     def record(count: float, *numbers: float) -> Metrics:
