@@ -5,8 +5,10 @@ process, and called there. Waiting is up to the cluster (``whet.cluster.base.Ser
 """
 
 import asyncio
+import itertools
 import os
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from whet.base.errors import GeneratorError, RefitError, WhetError, WorkerError
 from whet.base.lazy import torch_dtype
 from whet.cluster.base import RankInfo
-from whet.engines.base import Completion, SamplingParams, pausable
+from whet.engines.base import Completion, SamplingParams, StreamingEngine, pausable
 from whet.engines.config import Deployment, GeneratorConfig
 from whet.metrics import Metrics
 
@@ -29,6 +31,7 @@ class HostedEngine:
     def __init__(self, config: GeneratorConfig, info: RankInfo) -> None:
         self._config = config
         self._refit: AbstractAsyncContextManager[Any] | None = None
+        self._streams = defaultdict[int, asyncio.Queue[list[int]]](asyncio.Queue)  # new tokens; at last none
         self.engine: Any = None
 
     def open(
@@ -42,6 +45,30 @@ class HostedEngine:
     async def sample(self, *request: object) -> tuple[Completion, Metrics]:
         """Return a completion, and the metrics since the last one."""
         return await self.engine.sample(*request), self.engine.tally()
+
+    async def stream(
+        self, number: int, prompt: list[int], params: SamplingParams, session: str
+    ) -> tuple[Completion, Metrics]:
+        """Like ``sample``. Meanwhile ``handed_out`` returns the new tokens, if the engine hands out any."""
+        queue = self._streams[number]
+        try:
+            engine = self.engine
+            if not isinstance(engine, StreamingEngine):
+                return await self.sample(prompt, params, session)
+            return await engine.stream(prompt, params, session, queue.put_nowait), self.engine.tally()
+        except asyncio.CancelledError:
+            self._streams.pop(number, None)  # nobody receives its tokens any more
+            raise
+        finally:
+            queue.put_nowait([])
+
+    async def handed_out(self, number: int) -> list[int]:
+        """Wait for new tokens of a stream and return them; at its end none. Either call of a stream may come first."""
+        queue = self._streams[number]
+        tokens = await queue.get()
+        if not tokens:
+            del self._streams[number]
+        return tokens
 
     async def begin_refit(self, version: int, adapter: bool) -> None:
         self._refit = self.engine.refit(version, adapter)
@@ -78,6 +105,7 @@ class RemoteGenerator:
         self._built: asyncio.Future[None] | None = None  # the engine, once it was requested
         self.service = deployment.cluster.serve(HostedEngine, config, config.ranks, config.deadline)
         self._metrics = Metrics()
+        self._streams = itertools.count()
 
     @property
     def dtype(self) -> "torch.dtype":
@@ -110,6 +138,23 @@ class RemoteGenerator:
         """See ``Engine``."""
         completion: Completion
         completion, metrics = await self._ask("sample", prompt, params, session)
+        self._metrics.merge(metrics)
+        return completion
+
+    async def stream(
+        self, prompt: list[int], params: SamplingParams, session: str, sampled: Callable[[list[int]], None]
+    ) -> Completion:
+        """See ``StreamingEngine``."""
+        number = next(self._streams)
+        completion: Completion
+        answer = asyncio.ensure_future(self._ask("stream", number, prompt, params, session))
+        answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # of a call that was given up
+        try:
+            while tokens := await self._ask("handed_out", number):
+                sampled(tokens)
+            completion, metrics = await answer
+        finally:
+            answer.cancel()
         self._metrics.merge(metrics)
         return completion
 
