@@ -57,7 +57,7 @@ class HostedEngine:
                 return await self.sample(prompt, params, session)
             return await engine.stream(prompt, params, session, queue.put_nowait), self.engine.tally()
         except asyncio.CancelledError:
-            self._streams.pop(number, None)  # nobody receives its tokens any more
+            self._streams.pop(number, None)  # its tokens are not received any more
             raise
         finally:
             queue.put_nowait([])
