@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,23 @@ from tests.toy import Flaky, Hanging, Lowercase, toy_recipe, write_recipe
 from tests.weights.collected import load_into
 from whet.base.errors import ConfigError, DataError, DeadlineError
 from whet.cli.main import main
+from whet.core.types import Task
 from whet.run.build import build_generator, build_renderer, trained_weights
 from whet.run.evaluate import Report, evaluate, evaluate_tasks
 from whet.run.evaluation import EvaluationConfig
+from whet.run.run import start
 from whet.tasks.isolated import IsolatedEnvironments
 
 FAILING_TWICE = {f"toy/test/{i}": 2 for i in range(12)}
 
 SHORT = {"taskset": {"type": "tests.toy:Lowercase"}, "sampling": {"max_new_tokens": 4}}
+
+
+class Everywhere(Lowercase):
+    """Both splits have the same tasks."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return super().tasks("train")
 
 
 def measured(folder: Path, taskset: Lowercase, **settings: Any) -> Report:
@@ -117,6 +127,16 @@ def test_answers_that_the_engine_would_cut_are_refused(tiny_model: Path) -> None
     for settings, key in (({"max_new_tokens": 500}, "evaluation"), ({"sets": {"a": long}}, "evaluation.sets.a")):
         with pytest.raises(ConfigError, match=f"{key}.max_new_tokens = 500 .* 628 tokens.*generator.max_context = 256"):
             toy_recipe(tiny_model, evaluation=settings)
+
+
+def test_evaluated_tasks_that_are_trained_on_are_a_warning(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind, said in (("tests.run.test_evaluate:Everywhere", 1), ("tests.toy:Lowercase", 0)):
+        caplog.clear()
+        start(toy_recipe(tiny_model, data={"type": kind}, steps=1), tmp_path / kind)
+        found = [text for text in warnings(caplog) if "are trained on, such as toy/train/0" in text]
+        assert len(found) == said
 
 
 def test_two_models_are_compared_task_by_task(

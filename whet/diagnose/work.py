@@ -22,6 +22,7 @@ from whet.run.build import build_renderer
 from whet.run.evaluate import held_out
 from whet.run.evaluation import EvaluationSet
 from whet.tasks.base import TaskSet
+from whet.tasks.listing import tasks_of
 
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
@@ -104,7 +105,7 @@ def _count_rows(recipe: "Recipe", renderer: Renderer) -> tuple["Recipe", Work, S
 
 def _count_tasks(recipe: "Recipe", renderer: Renderer) -> tuple["Recipe", Work, Samples]:
     data, evaluation, size = recipe.taskset, recipe.evaluation, recipe.online.group_size
-    tasks = data.tasks("train")
+    tasks = tasks_of(data, "train")
     if not tasks:
         raise DataError("the task set has no task to train on")
     answers = _answered(data, renderer, _drawn(recipe, tasks), size, recipe.sampling)

@@ -21,6 +21,7 @@ from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Limits
 from whet.tasks.base import TASK_SETS, Environment, Environments, Program, TaskSet, called
 from whet.tasks.cases import Answer, Case
+from whet.tasks.listing import tasks_of
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 
@@ -60,7 +61,7 @@ class Blend(TaskSet):
         return of
 
     def tasks(self, split: str) -> Sequence[Task]:
-        return [_with_prefix(name, task) for name, part in self.of.items() for task in part.taskset.tasks(split)]
+        return [_with_prefix(name, task) for name, part in self.of.items() for task in tasks_of(part.taskset, split)]
 
     def cases(self) -> Sequence[Case]:
         return [

@@ -26,6 +26,7 @@ from whet.run.evaluation import EvaluationConfig, EvaluationSet
 from whet.run.scores import Report, Stated
 from whet.tasks.base import TaskSet
 from whet.tasks.isolated import IsolatedEnvironments
+from whet.tasks.listing import tasks_of
 
 if TYPE_CHECKING:
     from whet.endpoint.server import Endpoint
@@ -221,7 +222,7 @@ def held_out(taskset: TaskSet, split: str, limit: int | None, renderer: Renderer
     """Return the first ``limit`` tasks of the split; of a blend, the first ``limit`` tasks of each environment."""
     taken = Counter[str]()
     tasks = []
-    for task in taskset.tasks(split):
+    for task in tasks_of(taskset, split):
         check_images(renderer, task.prompt, f" of task {task.uid}")
         taken[task.environment] += 1
         if limit is None or taken[task.environment] <= limit:

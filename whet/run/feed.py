@@ -30,6 +30,7 @@ from whet.run.build import build_generator, build_sync
 from whet.run.evaluate import evaluate_all
 from whet.run.policy import Sampler
 from whet.tasks.isolated import IsolatedEnvironments
+from whet.tasks.listing import tasks_of
 from whet.tasks.validate import require
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class SampledFeed(Feed):
         )
         source = RolloutSource(
             recipe.rollouts,
-            recipe.taskset.tasks("train"),
+            tasks_of(recipe.taskset, "train"),
             player,
             group_size=recipe.online.group_size,
             filters=recipe.online.filters if filters is None else filters,
@@ -113,7 +114,7 @@ class SampledFeed(Feed):
         )
         super().__init__(source, recipe.sampling.distribution, recipe.sampling.max_new_tokens, len(source.tasks))
         self._disagrees = False  # in the last step
-        self._warned_of_accuracy = False
+        self._warned_of_accuracy = self._warned_of_both = False
         estimator = recipe.online.estimator
         self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
         self.rollouts = source
@@ -130,6 +131,14 @@ class SampledFeed(Feed):
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
         async with self.devices.acquire("generation"):
             report = await evaluate_all(self.recipe, self.environments, self.generator, self.renderer, self.endpoint)
+        trained = {task.uid for task in self.rollouts.tasks} if self.recipe.evaluation.split == "test" else set()
+        both = dict.fromkeys(task.uid for task, _ in report.episodes if task.uid in trained)
+        if both and not self._warned_of_both:
+            self._warned_of_both = True
+            log.warning(
+                "%d of the %d tasks that are evaluated are trained on, such as %s, so their accuracy says little about "
+                "other tasks: return others for the split test", len(both), report.n, next(iter(both)),
+            )  # fmt: skip
         if report.by_sign and not self._warned_of_accuracy:
             self._warned_of_accuracy = True
             log.warning(

@@ -32,6 +32,7 @@ from whet.run.recipe import Recipe
 from whet.run.run import open_run
 from whet.run.steps import Run
 from whet.tasks.base import TaskSet
+from whet.tasks.listing import tasks_of
 
 
 class Tasks(Sequence[Task]):
@@ -60,7 +61,7 @@ class OpenRun:
 
     def __init__(self, run: Run, recipe: Recipe) -> None:
         self._run, self.recipe, self.folder = run, recipe, run.folder
-        self._tasks = Tasks(recipe.data.tasks("train"), recipe.seed) if isinstance(recipe.data, TaskSet) else None
+        self._tasks = Tasks(tasks_of(recipe.data, "train"), recipe.seed) if isinstance(recipe.data, TaskSet) else None
 
     @property
     def policy(self) -> Policy:

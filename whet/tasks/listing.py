@@ -1,0 +1,41 @@
+"""The tasks of a task set, checked: a mistake in a ``tasks`` of the user's is named with its place, before it is
+met."""
+
+import reprlib
+from collections.abc import Mapping, Sequence
+
+from whet.base.errors import DataError
+from whet.core.types import Task
+from whet.tasks.base import TaskSet, place_of
+
+_EXAMPLE = 'Task("sums/1", [{"role": "user", "content": "What is 2 + 2?"}])'
+
+
+def tasks_of(taskset: TaskSet, split: str) -> Sequence[Task]:
+    """Return ``taskset.tasks(split)``. Raises ``DataError`` unless these are tasks whose prompts are messages."""
+    tasks: object = taskset.tasks(split)
+    where = place_of(type(taskset), "tasks")
+    if not isinstance(tasks, Sequence) or isinstance(tasks, str):
+        raise DataError(f"{where} must return a list of tasks, not {_shown(tasks)}; make a list of an iterator")
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise DataError(f"{where} must return a list of tasks, as in [{_EXAMPLE}], and one is {_shown(task)}")
+        if not isinstance(task.prompt, list | tuple) or not all(map(_is_message, task.prompt)):
+            raise DataError(
+                f"{where}: the prompt of task {task.uid!r} must be a list of messages, as in {_EXAMPLE}, not "
+                f"{_shown(task.prompt)}"
+            )
+    return tasks
+
+
+def _is_message(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("role"), str)
+        and isinstance(value.get("content"), str | list | tuple)
+    )
+
+
+def _shown(value: object) -> str:
+    kind = type(value).__name__
+    return reprlib.repr(value) if isinstance(value, str | Mapping | Sequence) or value is None else f"a {kind}"
