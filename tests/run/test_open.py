@@ -100,6 +100,9 @@ def test_without_await_the_same_methods_block(tiny_model: Path, tmp_path: Path) 
         assert run.policy.version == 1
     with pytest.raises(ConfigError, match="not empty"):
         whet.open(recipe, folder=tmp_path / "run")
+    for call in (run.evaluate, lambda: run.policy.publish(0), run.source.next_groups):
+        with pytest.raises(ConfigError, match="the run is closed; call it inside of the run's `with` block"):
+            call()
 
 
 def test_mistakes_are_named(tiny_model: Path, tmp_path: Path) -> None:

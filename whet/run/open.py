@@ -179,7 +179,13 @@ class Blocking:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
         if inspect.iscoroutinefunction(value):
-            return lambda *args, **named: wait_for(value(*args, **named), self._loop)
+
+            def blocking(*args: object, **named: object) -> object:
+                if not self._loop.is_running():  # it would never answer
+                    raise ConfigError(f"{name}: the run is closed; call it inside of the run's `with` block")
+                return wait_for(value(*args, **named), self._loop)
+
+            return blocking
         return Blocking(value, self._loop) if name in ("policy", "source") else value
 
     def __setattr__(self, name: str, value: object) -> None:
