@@ -80,8 +80,8 @@ class DistillationLoss(WeightedLoss):
         teacher = self._normalised(at_trained(batch, batch.column("teacher_logprobs")))
         student = self._normalised(at_trained(batch, output.column("topk")))
         value = self.divergence(teacher, student)
-        detached = student.detach()
-        means = {"distillation/forward_kl": kl(teacher, detached), "distillation/reverse_kl": kl(detached, teacher)}
+        with torch.no_grad():
+            means = {"distillation/forward_kl": kl(teacher, student), "distillation/reverse_kl": kl(student, teacher)}
         return value, token_metrics(batch, means)
 
     def _normalised(self, logprobs: Tensor) -> Tensor:
