@@ -96,7 +96,7 @@ def test_a_recipe_can_be_evaluated_without_a_run(tiny_model: Path) -> None:
     assert report.metrics() == evaluate(recipe, model=str(tiny_model), limit=3).metrics()
 
 
-def test_a_set_that_can_not_be_evaluated_is_refused_first_and_by_name(tiny_model: Path) -> None:
+def test_a_set_that_can_not_be_evaluated_is_refused_first_and_by_name(tiny_model: Path, tmp_path: Path) -> None:
     away = {"type": "tests.toy:Flaky", "failures": FAILING_TWICE, "met": {}}  # an evaluation would end with its error
     for kind, error, words in (
         ({"type": "calculator"}, ConfigError, "evaluation set late: the chat template leaves out the tools"),
@@ -109,7 +109,9 @@ def test_a_set_that_can_not_be_evaluated_is_refused_first_and_by_name(tiny_model
     ):
         sets = {"early": {"data": {"type": "tests.toy:Lowercase"}}, "late": {"data": kind}}
         with pytest.raises(error, match=words):
-            evaluate(toy_recipe(tiny_model, data=away, evaluation={"sets": sets, "retries": 0}))
+            evaluate(recipe := toy_recipe(tiny_model, data=away, evaluation={"sets": sets, "retries": 0}))
+        with pytest.raises(error, match=words):
+            start(recipe, tmp_path / str(kind["type"]).replace(":", "."))
 
 
 def test_the_options_of_a_caller_hold_for_every_set(tiny_model: Path) -> None:

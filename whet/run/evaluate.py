@@ -115,10 +115,9 @@ async def evaluate_all(
     renderer: Renderer,
     endpoint: "Endpoint",
 ) -> Report:
-    """Evaluate on the run's held-out tasks and on each additional set."""
+    """Evaluate on the run's held-out tasks and on each additional set, which ``check_sets`` has checked."""
     config, data = recipe.evaluation, recipe.taskset
     blend = data if isinstance(data, Blend) else None
-    await check_sets(config.sets, renderer)
     tasks, sampling = held_out(data, config.split, config.limit, renderer), config.sampling(recipe.sampling)
     report = await evaluate_tasks(
         tasks,
@@ -261,6 +260,7 @@ async def evaluate_model(
         endpoint = Endpoint(renderer, recipe.endpoint)
         closing.closes("the endpoint", endpoint.close)
         PROGRESS.begin("evaluating")
+        await check_sets(settings.evaluation.sets, renderer)
         return await evaluate_all(settings, environments, generator, renderer, endpoint)
 
 

@@ -27,7 +27,7 @@ from whet.rollouts.recorder import failures, records
 from whet.rollouts.replay import keep_groups
 from whet.rollouts.source import RolloutSource
 from whet.run.build import build_generator, build_sync
-from whet.run.evaluate import evaluate_all
+from whet.run.evaluate import check_sets, evaluate_all
 from whet.run.policy import Sampler
 from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.listing import tasks_of
@@ -114,7 +114,7 @@ class SampledFeed(Feed):
         )
         super().__init__(source, recipe.sampling.distribution, recipe.sampling.max_new_tokens, len(source.tasks))
         self._disagrees = False  # in the last step
-        self._warned_of_accuracy = self._warned_of_both = False
+        self._checked = self._warned_of_accuracy = self._warned_of_both = False
         estimator = recipe.online.estimator
         self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
         self.rollouts = source
@@ -129,6 +129,9 @@ class SampledFeed(Feed):
         return learners
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
+        if not self._checked:
+            await check_sets(self.recipe.evaluation.sets, self.renderer)
+            self._checked = True
         async with self.devices.acquire("generation"):
             report = await evaluate_all(self.recipe, self.environments, self.generator, self.renderer, self.endpoint)
         trained = {task.uid for task in self.rollouts.tasks} if self.recipe.evaluation.split == "test" else set()
