@@ -23,9 +23,9 @@ FAMILIES: tuple[Family, ...] = tuple(family for family in get_args(Family) if fa
 _QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
-def picture(color: str | tuple[int, int, int] = "red", width: int = 40, height: int = 20) -> str:
-    """Return the data URL of a picture with one colour on the left."""
-    image = Image.new("RGB", (width, height), "white")
+def picture(color: str | tuple[int, ...] = "red", width: int = 40, height: int = 20) -> str:
+    """Return the data URL of a picture with one colour on the left. A colour of four numbers lets through the light."""
+    image = Image.new("RGBA" if len(color) == 4 and not isinstance(color, str) else "RGB", (width, height), "white")
     image.paste(color, (0, 0, width // 2, height))
     file = io.BytesIO()
     image.save(file, "PNG")

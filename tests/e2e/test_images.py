@@ -140,8 +140,12 @@ def test_a_reward_model_of_images_is_refused_before_it_learns(model: Path, tmp_p
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"generator": {"type": "remote", "urls": ["http://127.0.0.1:8000"]}}, "RemoteConfig"),
-        ({"generator": {"type": "vllm", "tensor": 2}}, "generator.tensor"),
+        (
+            {"generator": {"type": "remote", "urls": ["http://127.0.0.1:8000"], "protocol": "sglang"}},
+            "generator.protocol = sglang",
+        ),
+        ({"generator": {"type": "vllm", "tensor": 2}}, "generator.tensor = 2"),
+        ({"generator": {"type": "vllm", "quantization": "fp8", "dtype": "bfloat16"}}, "generator.quantization"),
         ({"generator": "vllm", "weights": {"lora": "adapter"}, "lora": {"rank": 4}}, "weights.lora = adapter"),
         ({"parallel": {"context": 2}, "cluster": "ray"}, "parallel.context"),
         ({"learner": {"type": "megatron", "precision": "float32"}}, "megatron"),

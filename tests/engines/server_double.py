@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,22 +37,30 @@ class Double:
 
     def __init__(self, folder: Path) -> None:
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
         from whet.engines.torch.config import TorchGeneratorConfig
         from whet.engines.torch.generator import TorchGenerator
         from whet.engines.torch.loading import build_engine_model
+        from whet.models.image_processor import ImageProcessor
+        from whet.models.loading import architecture
 
-        self.scores = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        facts = AutoConfig.from_pretrained(folder)
+        vision = hasattr(facts, "vision_config")
+        whole: Any = architecture(vision)
+        self.scores = whole.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        self.images = ImageProcessor.of(folder, facts) if vision else None
         config = TorchGeneratorConfig(dtype="float32", max_batch=16, max_context=self.context)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         weights = {name: tensor.clone() for name, tensor in self.scores.state_dict().items()}
-        model = build_engine_model(AutoConfig.from_pretrained(folder), weights, torch.float32)
-        self.generator = TorchGenerator(config, model, self.tokenizer)
+        model = build_engine_model(facts, weights, torch.float32, vision=vision)
+        self.generator = TorchGenerator(config, model, self.tokenizer, images=self.images)
         self.labels = ["default"]  # of the generator's versions
         self.paused = False
 
-    async def sample(self, prompt: list[int], settings: dict[str, Any], limit: int, seed: int) -> Any:
+    async def sample(
+        self, prompt: list[int], settings: dict[str, Any], limit: int, seed: int, images: Sequence[str] = ()
+    ) -> Any:
         from whet.core.types import Distribution
         from whet.engines.base import SamplingParams
 
@@ -65,14 +73,17 @@ class Double:
             greedy=temperature == 0,
             stop_token_ids=tuple(settings["stop_token_ids"]),
             stop=tuple(settings["stop"]),
+            images=tuple(images),
         )
         return await self.generator.sample(prompt, params)
 
-    async def pieces(self, prompt: list[int], settings: dict[str, Any], limit: int, seed: int) -> AsyncIterator[Any]:
+    async def pieces(
+        self, prompt: list[int], settings: dict[str, Any], limit: int, seed: int, images: Sequence[str] = ()
+    ) -> AsyncIterator[Any]:
         """Yield a completion while it grows: each time it is sampled again to twice the length, to the same tokens."""
         length = 1
         while True:
-            done = await self.sample(prompt, settings, min(length, limit), seed)
+            done = await self.sample(prompt, settings, min(length, limit), seed, images)
             ended = done.finish_reason != "length" or length >= limit
             yield done, ended
             if ended:
@@ -145,6 +156,7 @@ class Vllm(Double):
             "/update_weight_version": self.rename,
             "/weight_info": self.weight_info,
             "/reset_prefix_cache": self.nothing,  # a resumption clears it
+            "/reset_encoder_cache": self.nothing,
             "/resume": self.resume,
         }
 
@@ -180,11 +192,30 @@ class Vllm(Double):
         settings = body["sampling_params"]
         assert body["model"] == "tiny"
         assert settings["ignore_eos"]
-        request = body["token_ids"], settings, settings["max_tokens"], settings["seed"]
+        urls = [str(part["url"]) for part in body.get("content_parts", ()) if part["type"] == "image_url"]
+        prompt = self.expanded(body["token_ids"], urls)
+        read = {"prompt_token_ids": self.images.marked(prompt)} if self.images and body.get("return_token_ids") else {}
+        request = prompt, settings, settings["max_tokens"], settings["seed"], urls
         if body.get("stream"):
-            return self.streamed(*request)
+            return self.streamed(read, *request)
         done = await self.sample(*request)
-        return {"choices": [self.choice(done, 0, True)], "usage": self.usage(done)}
+        return {"choices": [self.choice(done, 0, True)], "usage": self.usage(done), **read}
+
+    def expanded(self, tokens: list[int], urls: list[str]) -> list[int]:
+        """Return a prompt with the tokens of each image in the place of its mark. Raises ``WhetError`` for tokens below
+        0, other marks than images, and images whose transparent pixels vLLM would see as white."""
+        from whet.fetch.images import open_image
+
+        if min(tokens) < 0:
+            raise WhetError("token_ids must not contain negative values")
+        if any(open_image(url).mode != "RGB" for url in urls):
+            raise WhetError("an image is not in red, green and blue")
+        mark = self.images.mark if self.images else None
+        if tokens.count(mark) != len(urls):
+            raise WhetError(f"{len(urls)} images, and {tokens.count(mark)} places for them in the prompt")
+        left = iter(urls)
+        placed = [self.images.tokens(next(left)) if self.images and token == mark else [token] for token in tokens]
+        return [token for piece in placed for token in piece]
 
     def choice(self, done: Any, first: int, ended: bool) -> dict[str, Any]:
         """The tokens of a completion from the ``first`` on; the reason and the versions come with the last ones."""
@@ -198,11 +229,11 @@ class Vllm(Double):
     def usage(self, done: Any) -> dict[str, Any]:
         return {"prompt_tokens_details": {"cached_tokens": done.cached}}
 
-    async def streamed(self, *request: Any) -> AsyncIterator[Any]:
+    async def streamed(self, read: dict[str, Any], *request: Any) -> AsyncIterator[Any]:
         first, begun = 0, None
         async for done, ended in self.pieces(*request):
+            yield {"choices": [self.choice(done, first, ended)], **({} if begun else read)}
             begun = begun or done
-            yield {"choices": [self.choice(done, first, ended)]}
             first = len(done.tokens)
         yield {"choices": [], "usage": self.usage(begun)}
 

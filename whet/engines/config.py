@@ -56,8 +56,6 @@ class GeneratorConfig(Config, ABC):
     """True if it computes in the run's process, in which weights are copied to it."""
     records_experts: ClassVar[bool] = False
     """True if it can record the experts of tokens."""
-    reads_images: ClassVar[bool] = False
-    """True if it can sample from prompts with images."""
     pauses: ClassVar[bool] = False
     """True if its engine is a ``PausableEngine``."""
 
@@ -96,6 +94,11 @@ class GeneratorConfig(Config, ABC):
     def gpus(self) -> tuple[str, ...]:
         """The GPUs of all replicas, as in CUDA_VISIBLE_DEVICES; empty if the settings name none."""
         return ()
+
+    @property
+    def refuses_images(self) -> str | None:
+        """The setting because of which it can't sample from prompts with images, or None."""
+        return f"generator = {type(self).__name__}"
 
     @property
     def needs_dtype(self) -> Literal["bfloat16"] | None:

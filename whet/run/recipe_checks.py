@@ -105,13 +105,14 @@ def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
         "parallel.context": parallel.context > 1,
         "parallel.pipeline": parallel.pipeline > 1,
         "learner.type = megatron": recipe.learner.type == "megatron",
-        f"generator = {type(recipe.generator).__name__}": samples and not recipe.generator.reads_images,
         "generator.on_cluster": samples and recipe.generator.on_cluster,
-        "generator.tensor": samples and not recipe.generator.in_process and recipe.generator.ranks > 1,
         "weights.lora = adapter": samples and recipe.weights.lora == "adapter",
         "a second model in algorithm": any(isinstance(part, ModelConfig) for part in within(recipe.algorithm)),
     }
-    for setting in (name for name, is_set in needs.items() if is_set):
+    settings = [name for name, is_set in needs.items() if is_set]
+    if samples and (refused := recipe.generator.refuses_images) is not None:
+        settings.append(refused)
+    for setting in settings:
         yield (
             f"model.vision = {recipe.model.vision} reads images, which {setting} does not support; leave "
             "it out (the other sizes of parallel work), use learner.type=torch, generator=torch or vllm, and an "

@@ -28,6 +28,7 @@ class Sampled:
     finish: str
     weights: tuple[str, str]  # the labels of the oldest and newest weights that sampled it
     cached: int
+    read: list[int] | None = None  # the prompt as the server reads it, if it has images
 
 
 class Scored(NamedTuple):
@@ -71,7 +72,7 @@ class Api(Scoring, Protocol):
         sampled: Callable[[list[int]], None] | None = None,
     ) -> Sampled:
         """Return at most ``limit`` sampled tokens. ``salt`` separates prefix caches. ``sampled`` gets the tokens as
-        they come."""
+        they come. ``params.images``: the images of the marks in ``prompt``, in their order."""
         ...
 
     async def pause(self, keep: bool) -> None:

@@ -11,6 +11,7 @@ from whet.base.lazy import FileDtype
 from whet.core.types import Distribution
 from whet.engines.config import Deployment, GeneratorConfig
 from whet.engines.server.access import key_in, plain_address
+from whet.engines.vllm.config import check_images
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -38,6 +39,10 @@ class RemoteConfig(GeneratorConfig):
     folder for temporary files."""
     dtype: Literal["auto"] | FileDtype = "auto"
     """The dtype of the files, and of the servers' computations. ``auto``: as ``learner.precision`` chooses."""
+
+    @property
+    def refuses_images(self) -> str | None:
+        return None if self.protocol == "vllm" else f"generator.protocol = {self.protocol}"
 
     @field_validator("urls")
     @classmethod
@@ -101,10 +106,13 @@ class RemoteConfig(GeneratorConfig):
         from whet.engines.server.generator import ServerGenerator
 
         self.key()
+        images = None if deployment is None else deployment.images
+        if images is not None:
+            check_images(model)
         folder, run = WeightFolder(self.folder, model, tokenizer), secrets.token_hex(4)
 
         def engine(number: int, returns: bool = False) -> "ServerGenerator":
-            return ServerGenerator(self, self.urls[number], model, tokenizer, folder, run, returns)
+            return ServerGenerator(self, self.urls[number], model, tokenizer, folder, run, returns, images)
 
         if len(self.urls) == 1:
             return engine(0)

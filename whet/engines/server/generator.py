@@ -14,11 +14,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
+from whet.engines.prompt_images import check_reading, opaque
 from whet.engines.server.client import Api, Client, RefusedError, Sampled, check_tokenizer
 from whet.engines.server.config import RemoteConfig
 from whet.engines.server.folder import WeightFolder
@@ -29,6 +31,8 @@ from whet.metrics import Metrics
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from whet.models.image_processor import ImageProcessor
 
 _RETURNS = 2.0  # seconds between two looks at a lost server
 _CLOSING = 5.0
@@ -47,8 +51,10 @@ class ServerGenerator:
         folder: WeightFolder,
         run: str,
         returns: bool = False,
+        images: "ImageProcessor | None" = None,
     ) -> None:
         self.config, self.url, self.tokenizer, self.folder = config, url, tokenizer, folder
+        self.images = images
         self.version = 0
         self.weights_complete = False
         self._run, self._returns = run, returns
@@ -112,7 +118,10 @@ class ServerGenerator:
         salt = self._label(self.version) if self.config.on_refit == "keep" else None
         if not self._in_flight:
             self._progress = time.monotonic()  # an idle server has no answers
-        task = asyncio.ensure_future(api.generate(prompt, params, limit, salt, sampled))
+        sent, with_sent = prompt, params
+        if params.images:
+            sent, with_sent = await asyncio.to_thread(self._marked, prompt, params)
+        task = asyncio.ensure_future(api.generate(sent, with_sent, limit, salt, sampled))
         self._in_flight.add(task)
         try:
             while not task.done():
@@ -135,6 +144,14 @@ class ServerGenerator:
         check_request(prompt, params, self._vocab, stops=self.tokenizer is not None)
         if (reason := self.config.cannot_sample(params.distribution)) is not None and not params.greedy:
             raise WhetError(reason)
+        if params.images and self.images is None:
+            raise WhetError("the prompt has images, and the model reads none; set model.vision=frozen or trained")
+
+    def _marked(self, prompt: list[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        """Return a prompt with one mark for each image, and its images in their order."""
+        assert self.images is not None
+        tokens, urls = self.images.folded(prompt, params.images)
+        return tokens, replace(params, images=tuple(map(opaque, urls)))
 
     def _completion(self, prompt: list[int], params: SamplingParams, oldest: int, answer: Sampled) -> Completion:
         self._progress = time.monotonic()
@@ -143,6 +160,8 @@ class ServerGenerator:
                 f"the server {self.url} gave {len(answer.tokens)} tokens, {len(answer.logprobs)} log-probs and the "
                 f"finish reason {answer.finish!r}"
             )
+        if self.images is not None:
+            check_reading(prompt, answer.read, self.images, f"the server {self.url}")
         first, last = answer.weights
         versions = (self._version(first) if first else oldest, self._version(last))
         self._metrics.merge(prompt_metrics(len(prompt), answer.cached))

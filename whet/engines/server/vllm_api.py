@@ -30,6 +30,8 @@ class _Stream:
     def receive(self, event: JsonObject) -> None:
         if event.get("usage"):  # of the last event, which has no tokens
             self.answer["usage"] = event["usage"]
+        if event.get("prompt_token_ids"):  # of the first event, for a prompt with images
+            self.answer["prompt_token_ids"] = event["prompt_token_ids"]
         for part in event["choices"]:
             tokens = list(part["token_ids"] or ())
             if tokens:
@@ -127,6 +129,9 @@ class VllmApi:
         body: JsonObject = {"model": self._model, "token_ids": prompt, "sampling_params": settings}
         if salt is not None:
             body["cache_salt"] = salt
+        if params.images:
+            parts = [{"type": "image_url", "url": url} for url in params.images]
+            body |= {"content_parts": parts, "return_token_ids": True}
         try:
             answer = await self._answer(body, sampled)
             choice = answer["choices"][0]
@@ -136,12 +141,13 @@ class VllmApi:
             details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
             cached = int(details.get("cached_tokens") or 0)
             finish = {"abort": "aborted"}.get(choice["finish_reason"], choice["finish_reason"])
+            read = [int(token) for token in answer["prompt_token_ids"]] if params.images else None
         except (LookupError, TypeError, ValueError) as error:
             raise GeneratorError(
                 f"{self._client.url} gave a completion without tokens, log-probs or the version of its weights "
                 f"({type(error).__name__}: {error}); {_START}"
             ) from None
-        return Sampled(tokens, logprobs, finish, (spans[0], spans[-1]) if spans else ("", ""), cached)
+        return Sampled(tokens, logprobs, finish, (spans[0], spans[-1]) if spans else ("", ""), cached, read)
 
     async def _answer(self, body: JsonObject, sampled: Callable[[list[int]], None] | None) -> Any:
         """Return the answer to a request of tokens, as it comes whole or by events."""
@@ -165,6 +171,7 @@ class VllmApi:
         await self._client.post(
             "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         )
+        await self._client.post("/reset_encoder_cache")  # features of images that older weights have computed
         await self.rename(label)
 
     async def rename(self, label: str) -> None:

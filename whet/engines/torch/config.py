@@ -24,7 +24,6 @@ class TorchGeneratorConfig(GeneratorConfig):
 
     in_process: ClassVar[bool] = True
     records_experts: ClassVar[bool] = True
-    reads_images: ClassVar[bool] = True
     pauses: ClassVar[bool] = True
 
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
@@ -45,6 +44,10 @@ class TorchGeneratorConfig(GeneratorConfig):
     return_memory: bool | None = None
     """On a CPU, whether memory that is freed before the learner computes is returned to the system: it bounds the
     peak, and a step takes up to a fifth longer. None: if less than a quarter of the memory is available."""
+
+    @property
+    def refuses_images(self) -> None:
+        return None
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
         from whet.engines.torch.engine_model import cannot_sample, unsupported_layers

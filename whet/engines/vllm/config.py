@@ -36,6 +36,15 @@ _GUESSES = (
 )
 
 
+def check_images(model: "PretrainedConfig") -> None:
+    """Raise ``ConfigError`` if it isn't known that vLLM reads the images of a model as the learner does."""
+    if model.model_type not in WITH_IMAGES:
+        raise ConfigError(
+            f"vLLM reads images with {', '.join(WITH_IMAGES)}, not with {model.model_type}; set generator=torch, or "
+            "leave model.vision out"
+        )
+
+
 class Speculative(Guesses, ABC):
     """The source of guesses. The model accepts as many as agree with its own sampling, so that samples keep its
     distribution and log-probs."""
@@ -76,7 +85,6 @@ class VllmGeneratorConfig(GeneratorConfig):
     """The settings of a vLLM engine, which runs in separate processes."""
 
     pauses: ClassVar[bool] = True
-    reads_images: ClassVar[bool] = True
 
     dtype: Literal["auto"] | FileDtype = "auto"
     """The dtype of its computations. ``auto``: as ``learner.precision`` chooses; bfloat16 with ``quantization``."""
@@ -130,6 +138,12 @@ class VllmGeneratorConfig(GeneratorConfig):
     @property
     def low_precision_setting(self) -> str | None:
         return "quantization" if self.quantization else "kv_dtype" if self.kv_dtype else None
+
+    @property
+    def refuses_images(self) -> str | None:
+        if self.tensor > 1:
+            return f"generator.tensor = {self.tensor}"
+        return f"generator.quantization = {self.quantization}" if self.quantization else None
 
     @model_validator(mode="after")
     def _fits_together(self) -> "VllmGeneratorConfig":
@@ -195,14 +209,10 @@ class VllmGeneratorConfig(GeneratorConfig):
                 "generator.type=vllm needs 'vllm', which is not installed: pip install 'whet[vllm]' on a machine "
                 "with GPUs, make install-vllm elsewhere (docs/vllm.md); or sample with generator=torch"
             )
-        problem = self.cannot_run(model)
-        if deployment.images is not None and model.model_type not in WITH_IMAGES:
-            problem = (
-                f"generator.type=vllm reads images with {', '.join(WITH_IMAGES)}, not with {model.model_type}; set "
-                "generator=torch, or leave model.vision out"
-            )
-        if problem is not None:
+        if (problem := self.cannot_run(model)) is not None:
             raise ConfigError(problem)
+        if deployment.images is not None:
+            check_images(model)
         import torch
 
         if not deployment.gpus and torch.cuda.is_available():

@@ -21,6 +21,7 @@ from whet.base.errors import DeadlineError, GeneratorError, RefitError, WhetErro
 from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.config import Deployment
+from whet.engines.prompt_images import check_reading
 from whet.engines.vllm.adapter import NUMBER
 from whet.engines.vllm.config import VllmGeneratorConfig
 from whet.engines.vllm.images import image_inputs
@@ -164,7 +165,8 @@ class VllmGenerator:
         try:
             async for output in engine.generate(request, params, name, lora_request=self._adapter()):
                 if inputs is not None and last is None:
-                    self._check_reading(prompt, output.prompt_token_ids)
+                    assert self.deployment.images is not None
+                    check_reading(prompt, output.prompt_token_ids, self.deployment.images, "vLLM")
                 last = output
                 self._progress = time.monotonic()
                 if sampled is not None:
@@ -176,16 +178,6 @@ class VllmGenerator:
         completion = completion_of(last, self.version, self.name)
         self._metrics.merge(prompt_metrics(len(prompt), completion.cached))
         return completion
-
-    def _check_reading(self, prompt: list[int], theirs: list[int] | None) -> None:
-        """Raise ``WhetError`` if vLLM reads other tokens than the learner, which learns from them."""
-        assert self.deployment.images is not None
-        ours = self.deployment.images.marked(prompt)
-        if theirs is not None and list(theirs) != ours:
-            raise WhetError(
-                f"vLLM reads the images of a prompt as {len(theirs)} tokens that differ from the {len(ours)} of the "
-                "model's processor; sample with generator=torch"
-            )
 
     def _adapter(self) -> "LoRARequest | None":
         """Return a request's reference to the adapter, which is already in the engine's processes, so there is no

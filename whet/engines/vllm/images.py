@@ -6,12 +6,12 @@ with torch for CPUs, so there the import gets stand-ins, which are never called:
 the learner uses, in every process of the engine.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -22,37 +22,49 @@ from whet.fetch.images import open_image
 from whet.models.image_processor import ImageProcessor, load_processor
 
 READS = "WHET_ENGINE_READS"
-"""The environment variable with the architecture of the model that reads images."""
+"""The environment variable that is set in the processes of an engine that whet starts for a model that reads images."""
 _PARTS = ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.functional")
 _STOOD_IN_FOR = tuple(f"torchvision{part}" for part in _PARTS)
+_CLASSES = {
+    "Idefics3ForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+}
 
 
 def prepare() -> None:
-    """Prepare this process for the model of ``READS``, if there is one. vLLM calls it in all processes of an engine (an
-    entry point of ``vllm.general_plugins``); more than one call is fine."""
-    if architecture := os.environ.get(READS):
-        from vllm import ModelRegistry
-        from vllm.multimodal.processing.context import BaseProcessingInfo, InputProcessingContext
+    """Prepare this process for models that read images. vLLM calls it in all its processes, also of servers (an entry
+    point of ``vllm.general_plugins``); more than one call is fine. Where torchvision is installed, it changes nothing
+    in vLLM that whet has not started; elsewhere, nothing about other models than ``_CLASSES``."""
+    import transformers.utils
 
-        with _stand_ins():  # now, because vLLM looks at models in a separate process
-            model: Any = ModelRegistry.models[architecture].load_model_cls()
-        ModelRegistry.register_model(architecture, model)
-        context: Any = InputProcessingContext
-        context.get_hf_processor = _processor
-        every: Any = BaseProcessingInfo
-        every.supported_mm_limits = {"image": None}  # any number of them, and no videos
-        every.supported_mm_processor_kwargs = property(every.get_supported_mm_processor_kwargs)
-        model._processor_factory.info.get_max_video_tokens = _none
+    if READS in os.environ or not transformers.utils.is_torchvision_available():
+        from vllm.model_executor.models import registry
+
+        entries: Any = registry._LazyRegisteredModel
+        entries.load_model_cls = _load
+
+
+def _load(entry: Any) -> object:
+    """Return the class of a model in vLLM's registry, ready to read images."""
+    if entry.class_name not in _CLASSES:
+        return getattr(import_module(entry.module_name), entry.class_name)
+    with _stand_ins():
+        model = getattr(import_module(entry.module_name), entry.class_name)
+    from vllm.multimodal.processing.context import BaseProcessingInfo, InputProcessingContext
+
+    context: Any = InputProcessingContext
+    context.get_hf_processor = _processor
+    info = model._processor_factory.info
+    info.supported_mm_limits = {"image": None}  # any number of them, and no videos
+    info.supported_mm_processor_kwargs = property(BaseProcessingInfo.get_supported_mm_processor_kwargs)
+    info.get_max_video_tokens = _none
+    return model
 
 
 def _none(*_: object) -> int:
     return 0
-
-
-def architecture_in(folder: Path) -> str:
-    """Return the architecture of the model in a folder."""
-    architecture: str = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    return architecture
 
 
 def image_inputs(prompt: Sequence[int], urls: Sequence[str], images: ImageProcessor) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from whet.base.strict_json import JsonObject
 from whet.engines.config import Deployment
 from whet.engines.vllm.config import CPU_CACHE_GIB, LORA_RANKS, VllmGeneratorConfig
 from whet.engines.vllm.guard import MARK, marked, start_guard
-from whet.engines.vllm.images import READS, architecture_in, prepare
+from whet.engines.vllm.images import READS, prepare
 from whet.models.loading import save_processor
 from whet.processes.child import thread_settings
 from whet.processes.machine import bound, cores, environment, free_memory_fraction
@@ -45,7 +45,6 @@ class VllmProcesses:
         self.folder = self.scratch.path
         self.mark = self.folder.name
         self.guard: subprocess.Popen[bytes] | None = None
-        self.architecture: str | None = None  # of a model that reads images, once its files are written
         self._starting = False
 
     @property
@@ -67,7 +66,6 @@ class VllmProcesses:
         _write(self.folder, model, tokenizer)
         if self.deployment.images is not None:
             save_processor(self.deployment.images.folder, self.folder)
-            self.architecture = architecture_in(self.folder)
         self.guard = start_guard(self.mark)
         await asyncio.to_thread(self._import)
         engine = await asyncio.to_thread(self._start)
@@ -88,7 +86,7 @@ class VllmProcesses:
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.v1.engine.async_llm import AsyncLLM
 
-                if self.architecture is not None:
+                if self.deployment.images is not None:
                     prepare()  # also for the processes that are forked from this one
                 return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._settings()))
         finally:
@@ -165,8 +163,8 @@ class VllmProcesses:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.deployment.gpus)
             if torch.cuda.is_available():
                 torch.cuda.init()  # fixes the GPUs that this process sees before the variable changes
-        if self.architecture is not None:
-            variables[READS] = self.architecture
+        if self.deployment.images is not None:
+            variables[READS] = "images"
         if not self.compiles:
             # Otherwise the sampler compiles a helper at its first token for half a minute.
             variables["TORCHDYNAMO_DISABLE"] = "1"

@@ -1,0 +1,97 @@
+"""Images for engines on servers, against a double of vLLM's (``server_double``)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_images import losses, recipe_of
+from tests.engines.server_double import doubles
+from tests.tiny_vision import Family, picture, save_tiny_vision
+from tests.vision_engine import Compared
+from tests.vllm_engine import Loop
+from whet.base.errors import ConfigError, DataError, WhetError
+from whet.engines.base import SamplingParams
+from whet.engines.config import Deployment
+from whet.engines.server.config import RemoteConfig
+from whet.models.config import ModelConfig
+from whet.models.loading import load_images, load_model_config
+from whet.run import run
+
+
+class ServerWithImages:
+    """The tests, for a server of a tiny model of a ``family``."""
+
+    family: Family
+    serve: Callable[[Path], AbstractContextManager[list[Any]]]
+    """Starts a server for the model in a folder."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def setting(cls, tmp_path_factory: pytest.TempPathFactory, loop: Loop) -> Iterator[Compared]:
+        with ExitStack() as stack:
+
+            def config(folder: Path) -> RemoteConfig:
+                (server,) = stack.enter_context(cls.serve(folder))
+                return RemoteConfig(urls=[server.url], folder=folder, dtype="float32", max_context=512)
+
+            made = Compared(cls.family, tmp_path_factory.mktemp("vision"), config)
+            loop.run(made.publish())
+            yield made
+            loop.run(made.engine.close())
+
+    def test_sampled_log_probs_are_the_learners_also_with_new_weights(self, setting: Compared, loop: Loop) -> None:
+        """Features that the old tower has computed are not used again."""
+        before = loop.run(setting.sampled())
+        setting.check(before)
+        setting.check(loop.run(setting.streamed()))  # from the caches
+        setting.move()
+        loop.run(setting.publish())
+        after = loop.run(setting.sampled())
+        setting.check(after)
+        assert after[0].logprobs != before[0].logprobs
+
+    def test_requests_that_cannot_be_served_are_refused(self, setting: Compared, loop: Loop) -> None:
+        prompt, params = setting.requests()[0]
+        with pytest.raises(DataError, match="stands for an image that the messages of its conversation don't have"):
+            loop.run(setting.engine.sample(prompt, replace(params, images=(picture("green"),)), "s"))
+        with pytest.raises(WhetError, match="outside the model's"):
+            loop.run(setting.engine.sample(prompt, SamplingParams(2), "s"))
+
+
+class TestQwen(ServerWithImages):
+    family = "qwen2_5_vl"
+    serve = partial(doubles, "vllm")
+
+
+class TestSmolVlm(ServerWithImages):
+    family = "smolvlm"
+    serve = partial(doubles, "vllm")
+
+
+def learned(model: Path, server: Any, folder: Path) -> list[Any]:
+    """Return the metrics of the steps of a run that samples on a server."""
+    generator = {"type": "remote", "urls": [server.url], "folder": str(folder), "max_context": 512}
+    recipe = recipe_of(model, steps=2, generator=generator, rollouts={"prompts_per_step": 4})
+    return [line for line in losses(run.start(recipe, folder / "run")) if "gradient_norm" in line]
+
+
+def test_a_run_learns_on_images_that_a_server_sampled_from(tmp_path: Path) -> None:
+    save_tiny_vision(tmp_path / "model", "qwen3_vl")
+    with doubles("vllm", tmp_path / "model") as (server,):
+        lines = learned(tmp_path / "model", server, tmp_path)
+    assert len(lines) == 2
+    assert all(0 <= line["refit/probe_mean"] < 1e-4 for line in lines)
+    assert all(line["mismatch/token_mult_prob_error"] < 1.001 for line in lines)
+
+
+def test_models_that_servers_may_read_in_another_way_are_refused(tmp_path: Path) -> None:
+    save_tiny_vision(tmp_path, "gemma3")
+    model = ModelConfig(path=str(tmp_path), vision="frozen")
+    config = RemoteConfig(urls=["http://127.0.0.1:1"], dtype="float32")
+    with pytest.raises(ConfigError, match=r"vLLM reads images with .*smolvlm, not with gemma3"):
+        config.build(load_model_config(model), None, Deployment(images=load_images(model)))

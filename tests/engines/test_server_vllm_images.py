@@ -1,0 +1,53 @@
+"""Images for a server of vLLM, started as a user starts it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
+
+from tests.engines.test_server_images import ServerWithImages, learned
+from tests.tiny_vision import save_tiny_vision
+from tests.vllm_server import Vllm
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[list[Vllm]]:
+    server = Vllm(folder, folder / "log.txt")
+    try:
+        yield [server]
+    finally:
+        server.close()
+
+
+class TestIdefics3(ServerWithImages):
+    family = "idefics3"
+    serve = served
+
+
+class TestSmolVlm(ServerWithImages):
+    family = "smolvlm"
+    serve = served
+
+
+class TestQwen25VL(ServerWithImages):
+    family = "qwen2_5_vl"
+    serve = served
+
+
+class TestQwen3VL(ServerWithImages):
+    family = "qwen3_vl"
+    serve = served
+
+
+def test_a_run_learns_on_images_that_a_server_sampled_from(tmp_path: Path) -> None:
+    save_tiny_vision(tmp_path / "model", "qwen2_5_vl", wide=True)
+    with served(tmp_path / "model") as (server,):
+        lines = learned(tmp_path / "model", server, tmp_path)
+    assert len(lines) == 2
+    assert all(0 <= line["refit/probe_mean"] < 1e-3 for line in lines)
+    assert all(line["mismatch/token_mult_prob_error"] < 1.01 for line in lines)
