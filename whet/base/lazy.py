@@ -10,12 +10,17 @@ dtypes that settings and files can name.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from torch import dtype as TorchDtype
 
 __all__ = ["Tensor", "torch"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +34,17 @@ else:
             return value
 
     torch, Tensor = _LazyTorch(), "Tensor"
+
+
+def no_grad(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function as ``torch.no_grad()`` does, without importing torch."""
+
+    @wraps(function)
+    def computed(*args: P.args, **named: P.kwargs) -> T:
+        with torch.no_grad():
+            return function(*args, **named)
+
+    return computed
 
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from whet.base.lazy import Tensor, torch
+from whet.base.lazy import Tensor, no_grad, torch
 from whet.config import Config
 from whet.core.batch import Batch, ModelOutput, Output
 from whet.losses.base import Unit
@@ -75,7 +75,7 @@ def mean_per_sequence(batch: Batch, column: Tensor) -> Tensor:
     return batch.per_sequence(column) / batch.trained_per_sequence.clamp(min=1).to(column.device)
 
 
-@torch.no_grad()
+@no_grad
 def weighted_means(weight: Tensor, columns: Mapping[str, Tensor]) -> Metrics:
     """Return the weighted means of columns. [N] each"""
     names = list(columns)
@@ -90,7 +90,7 @@ def weighted_means(weight: Tensor, columns: Mapping[str, Tensor]) -> Metrics:
     return Metrics().later(torch.stack([weight.sum(), *totals]), record)
 
 
-@torch.no_grad()
+@no_grad
 def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str, Tensor] | None = None) -> Metrics:
     """Return the means over the trained tokens, and ``<name>/min`` and ``<name>/max`` of ``ranges``. Columns are [N],
     bool or float."""
