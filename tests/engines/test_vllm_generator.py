@@ -62,7 +62,7 @@ def engine(loop: Loop) -> Iterator[VllmGenerator]:
     generator = make(model)
     loop.run(load(model, generator))
     yield generator
-    processes = list(generator.processes.ids)
+    processes = list(generator.engine.processes.ids)
     loop.run(generator.close())
     assert processes
     assert not [number for number in processes if psutil.pid_exists(number)]
@@ -177,7 +177,7 @@ def test_an_engine_that_starts_half_way_is_ended(monkeypatch: pytest.MonkeyPatch
     there: list[int] = []
 
     async def no_answer(*_: Any) -> Any:
-        there.extend(process.pid for process in marked(generator.processes.mark))
+        there.extend(process.pid for process in marked(generator.engine.processes.mark))
         if how == "silent":
             await asyncio.sleep(600)
         raise RuntimeError("no such method")
@@ -194,8 +194,8 @@ def test_an_engine_that_starts_half_way_is_ended(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(GeneratorError, match="did not start"):
             await generator.pause()
         await generator.close()
-        assert generator.processes.guard is not None
-        assert generator.processes.guard.poll() is not None
+        assert generator.engine.processes.guard is not None
+        assert generator.engine.processes.guard.poll() is not None
 
     asyncio.run(go())
 
@@ -212,21 +212,21 @@ def test_an_engine_that_freezes_or_dies_fails_every_wait_in_time_and_leaves_noth
         under_way = asyncio.ensure_future(generator.sample(PROMPT, SamplingParams(490), "s"))
         await generator.sample(PROMPT, SamplingParams(2), "s")
         assert not under_way.done()
-        for number in generator.processes.ids:
+        for number in generator.engine.processes.ids:
             os.kill(number, how)
         started = time.monotonic()
         expected = DeadlineError if how is signal.SIGSTOP else GeneratorError
         for wait in (under_way, generator.sample(PROMPT, SamplingParams(2), "s"), generator.pause()):
             with pytest.raises((expected, DeadlineError)) as error:
                 await wait
-            assert all(str(number) in str(error.value) for number in generator.processes.ids)
+            assert all(str(number) in str(error.value) for number in generator.engine.processes.ids)
         assert time.monotonic() - started < 20
 
     try:
         loop.run(body())
     finally:
         loop.run(generator.close())
-    assert not [number for number in generator.processes.ids if psutil.pid_exists(number)]
+    assert not [number for number in generator.engine.processes.ids if psutil.pid_exists(number)]
 
 
 @pytest.mark.parametrize("when", ["while it starts", "later"])

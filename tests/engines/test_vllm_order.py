@@ -60,13 +60,13 @@ def sleeper(monkeypatch: pytest.MonkeyPatch) -> VllmGenerator:
         VllmGeneratorConfig(sleep_level=2), tiny_llama().config, None, Deployment(gpus=("0",), sleeps=True)
     )
     fake: Any = Engine()
-    generator._engine = fake
+    generator.engine.running = fake
     return generator
 
 
 @in_event_loop
 async def test_nothing_is_decoded_under_old_weights_between_waking_and_the_refit(sleeper: VllmGenerator) -> None:
-    engine: Any = sleeper._engine
+    engine: Any = sleeper.engine.running
     devices = Devices({"generation": sleeper}, shared=True)
     await sleeper.sleep()
     engine.events.clear()
@@ -78,7 +78,7 @@ async def test_nothing_is_decoded_under_old_weights_between_waking_and_the_refit
 
 @in_event_loop
 async def test_without_a_refit_it_goes_on_where_it_left_off(sleeper: VllmGenerator) -> None:
-    engine: Any = sleeper._engine
+    engine: Any = sleeper.engine.running
     await sleeper.sleep()
     await sleeper.wake()
     assert engine.events == ["pause", "sleep", "forget", "wake all", "decode", "decode"]
@@ -86,7 +86,7 @@ async def test_without_a_refit_it_goes_on_where_it_left_off(sleeper: VllmGenerat
 
 @in_event_loop
 async def test_a_second_refit_while_awake_wakes_nothing(sleeper: VllmGenerator) -> None:
-    engine: Any = sleeper._engine
+    engine: Any = sleeper.engine.running
     await sleeper.sleep()
     for version in (1, 2):
         await sleeper.wake(new_weights=True) if version == 1 else None
@@ -98,7 +98,7 @@ async def test_a_second_refit_while_awake_wakes_nothing(sleeper: VllmGenerator) 
 
 @in_event_loop
 async def test_weights_are_dropped_only_where_new_ones_come(sleeper: VllmGenerator) -> None:
-    engine: Any = sleeper._engine
+    engine: Any = sleeper.engine.running
     learner = VllmGenerator(VllmGeneratorConfig(), tiny_llama().config)  # one that holds nothing
     devices = Devices({"generation": sleeper, "learning": learner}, shared=True)
     for makes, falls in ((False, "sleep"), (True, "forget weights")):

@@ -29,7 +29,7 @@ def test_an_engine_that_is_killed_and_one_that_freezes_are_replaced_and_every_an
 
     async def strike(number: int, how: signal.Signals, version: int) -> None:
         """Strike a replica in the middle of answers; all are given, also those to come, and by ``version``."""
-        processes = router.replicas[number].processes.ids
+        processes = router.replicas[number].engine.processes.ids
         prompts = [[i, 2, 3] for i in range(8)]
         tasks = [asyncio.ensure_future(router.sample(p, SamplingParams(300), f"s{p[0]}")) for p in prompts]
         await router.sample([9, 9], SamplingParams(2), "")
@@ -50,7 +50,7 @@ def test_an_engine_that_is_killed_and_one_that_freezes_are_replaced_and_every_an
             await asyncio.sleep(0.2)
         await sync.load(weights, router, version)
         assert router.serving == {0, 1}
-        started.extend(process for replica in router.replicas for process in replica.processes.ids)
+        started.extend(process for replica in router.replicas for process in replica.engine.processes.ids)
 
     async def body() -> None:
         await back(1)

@@ -134,7 +134,7 @@ def test_the_engine_runs_on_the_cores_that_it_was_given(parts: Parts, loop: Loop
 
     assert parts.generator.deployment.cores == [max(os.sched_getaffinity(0))]
     loop.run(parts.publish(parts.sync()))
-    for process in parts.generator.processes.ids:
+    for process in parts.generator.engine.processes.ids:
         for thread in psutil.Process(process).threads():
             assert os.sched_getaffinity(thread.id) == set(parts.generator.deployment.cores)
     assert len(os.sched_getaffinity(0)) >= 2

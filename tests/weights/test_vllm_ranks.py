@@ -52,7 +52,7 @@ def test_every_rank_reads_back_its_part_and_samples_as_transformers_does(
         metrics = await parts.publish(sync)
         assert metrics["refit/unread"] == 0
         assert metrics["refit/probe_max"] < 1e-3
-        assert len(parts.generator.processes.ids) == 3  # the engine's core and two ranks
+        assert len(parts.generator.engine.processes.ids) == 3  # the engine's core and two ranks
         reference = tiny_llama(attention_bias=True, mlp_bias=True)
         reference.load_state_dict(dict(await weights_of(parts.learner)))
         params = [SamplingParams(40, seed=i, distribution=Distribution(0.7)) for i in range(len(PROMPTS))]
@@ -99,7 +99,7 @@ def test_no_rank_listens_beyond_this_machine(parts: Parts, loop: Loop) -> None:
     loop.run(parts.publish(parts.sync()))
     listening = [
         connection.laddr.ip
-        for number in (*parts.generator.processes.ids, os.getpid())
+        for number in (*parts.generator.engine.processes.ids, os.getpid())
         for connection in psutil.Process(number).net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
@@ -108,14 +108,14 @@ def test_no_rank_listens_beyond_this_machine(parts: Parts, loop: Loop) -> None:
 
 def _met(generator: Any) -> str:
     """The name of the file through which the ranks met, and of the memory that they share."""
-    (met,) = generator.processes.folder.glob("vllm_dist_*")
+    (met,) = generator.engine.processes.folder.glob("vllm_dist_*")
     return str(met.name)
 
 
 def _check_nothing_is_left(generator: Any, met: str) -> None:
-    assert not marked(generator.processes.mark)
-    assert generator.processes.guard.poll() is not None
-    assert not generator.processes.folder.exists()
+    assert not marked(generator.engine.processes.mark)
+    assert generator.engine.processes.guard.poll() is not None
+    assert not generator.engine.processes.folder.exists()
     assert not list(Path("/dev/shm").glob(f"{met}*"))
 
 
@@ -126,7 +126,7 @@ def test_one_rank_that_freezes_or_dies_ends_the_engine_in_time(loop: Loop, how: 
 
     async def go() -> None:
         await load(model, generator)
-        ranks = [process for process in map(psutil.Process, generator.processes.ids) if process.children() == []]
+        ranks = [process for process in map(psutil.Process, generator.engine.processes.ids) if process.children() == []]
         under_way = asyncio.ensure_future(generator.sample([5, 6, 7], SamplingParams(490), "s"))
         await generator.sample([5, 6, 7], SamplingParams(2), "s")
         ranks[-1].send_signal(how)

@@ -11,7 +11,7 @@ import asyncio
 import gc
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,8 +24,8 @@ from whet.engines.config import Deployment
 from whet.engines.prompt_images import check_reading
 from whet.engines.vllm.adapter import NUMBER
 from whet.engines.vllm.config import VllmGeneratorConfig
+from whet.engines.vllm.engine import VllmEngine
 from whet.engines.vllm.images import image_inputs
-from whet.engines.vllm.processes import VllmProcesses
 from whet.engines.vllm.request import completion_of, vllm_params
 from whet.metrics import Metrics
 
@@ -51,19 +51,16 @@ class VllmGenerator:
     ) -> None:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.deployment = deployment or Deployment()
-        self.processes = VllmProcesses(config, self.deployment)
+        self.engine = VllmEngine(config, model_config, tokenizer, self.deployment)
         self.version = 0
         self.weights_complete = False  # a set of weights was loaded
         self.under_adapter = False  # a LoRA adapter was loaded too, and requests use it
         self._vocab = int(model_config.get_text_config().vocab_size)
-        self._engine: AsyncLLM | None = None
-        self._failure: GeneratorError | None = None  # of the start
-        self._starting = asyncio.Lock()
         self._ids = itertools.count()
         self._in_flight: dict[str, asyncio.Task[Completion]] = {}
         self._settled = asyncio.Event()  # set while no refit is in progress
         self._settled.set()
-        self._paused = self._closed = False
+        self._paused = False
         self._without_cache = False  # awake for new weights, but without a KV cache yet
         self._progress = time.monotonic()  # time of the engine's last output
         self._metrics = Metrics()
@@ -76,11 +73,6 @@ class VllmGenerator:
     def ranks(self) -> int:
         """The number of processes that share the model's matrices."""
         return self.config.tensor
-
-    @property
-    def name(self) -> str:
-        """The engine's name in messages."""
-        return f"the vLLM engine (processes {', '.join(map(str, self.processes.ids)) or 'not started'})"
 
     def tally(self) -> Metrics:
         """See ``Engine``."""
@@ -132,7 +124,7 @@ class VllmGenerator:
             task.cancel()  # if the caller is cancelled: the engine drops the request
 
     def _check(self, prompt: list[int], params: SamplingParams) -> None:
-        if self._closed:
+        if self.engine.closed:
             raise GeneratorError("the generator is closed")
         if not self.weights_complete:
             raise RefitError("the vLLM engine has no complete set of weights; publish one first")
@@ -173,9 +165,9 @@ class VllmGenerator:
                     sampled(list(output.outputs[0].token_ids[handed_out:]))
                     handed_out = len(output.outputs[0].token_ids)
         except (EngineDeadError, EngineGenerateError) as error:
-            raise self._died(error) from error
+            raise self.engine.died(error) from error
         assert last is not None
-        completion = completion_of(last, self.version, self.name)
+        completion = completion_of(last, self.version, self.engine.name)
         self._metrics.merge(prompt_metrics(len(prompt), completion.cached))
         return completion
 
@@ -190,8 +182,8 @@ class VllmGenerator:
         idle = time.monotonic() - self._progress
         if not self._paused and idle >= self.config.deadline:
             raise DeadlineError(
-                f"{self.name} has had no output for {idle:.0f} s (generator.deadline is {self.config.deadline:g} s): a "
-                "step takes too long for this machine, or the engine is stuck"
+                f"{self.engine.name} has had no output for {idle:.0f} s (generator.deadline is "
+                f"{self.config.deadline:g} s): a step takes too long for this machine, or the engine is stuck"
             )
 
     # Pauses and weights
@@ -200,27 +192,27 @@ class VllmGenerator:
         """Return once the engine is between steps and stays there. Raises DeadlineError if a step does not end."""
         engine = await self._started()
         self._paused = True
-        await self._bounded(engine.pause_generation(mode="keep", clear_cache=False), "the pause")
+        await self.engine.bounded(engine.pause_generation(mode="keep", clear_cache=False), "the pause")
 
     async def resume(self, version: int) -> None:
         """Continue with weights ``version``. No part of the KV cache that was computed under older weights is used
         again; with ``config.on_refit`` "keep", only by requests in flight."""
         engine = await self._started()
         if self.deployment.images is not None:  # features that the old weights have computed
-            await self._bounded(engine.reset_encoder_cache(), "the reset of its features of images")
+            await self.engine.bounded(engine.reset_encoder_cache(), "the reset of its features of images")
         if self.config.on_refit == "recompute" or self._without_cache:
-            await self._bounded(self._forget(engine), "the reset of its prefix cache")
-        await self._bounded(engine.update_weight_version(str(version)), "the new version")
+            await self.engine.bounded(self._forget(engine), "the reset of its prefix cache")
+        await self.engine.bounded(engine.update_weight_version(str(version)), "the new version")
         self.version = version
         if self._without_cache:
-            await self._bounded(engine.wake_up(["kv_cache"]), "waking")
+            await self.engine.bounded(engine.wake_up(["kv_cache"]), "waking")
             self._without_cache = False
         await self._continue(engine)
 
     async def _continue(self, engine: "AsyncLLM") -> None:
         self._progress = time.monotonic()
         self._paused = False
-        await self._bounded(engine.resume_generation(), "the end of the pause")
+        await self.engine.bounded(engine.resume_generation(), "the end of the pause")
 
     @asynccontextmanager
     async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["VllmGenerator"]]:
@@ -237,114 +229,64 @@ class VllmGenerator:
 
     async def _forget(self, engine: "AsyncLLM") -> None:
         if not await engine.reset_prefix_cache(reset_running_requests=True):
-            raise RefitError(f"{self.name} did not clear the KV cache of older weights")
+            raise RefitError(f"{self.engine.name} did not clear the KV cache of older weights")
 
     async def sleep(self, new_weights: bool = False) -> None:
         """See ``PausableEngine``. On a GPU, if the ``Deployment`` sleeps, the weights move to CPU memory, or are
         dropped if new ones follow and ``config.sleep_level`` is 2, and the KV cache is dropped (vLLM's sleep mode,
         which doesn't exist on CPUs)."""
-        if self._engine is None:
+        if self.engine.running is None:
             return
         await self.pause()
-        if self.processes.frees_memory:
+        if self.engine.processes.frees_memory:
             level = self.config.sleep_level if new_weights else 1
             if level == 2:
                 self.weights_complete = False
                 self._settled.clear()  # requests wait for the refit
-            await self._bounded(self._engine.sleep(level=level, mode="keep"), "falling asleep")
+            await self.engine.bounded(self.engine.running.sleep(level=level, mode="keep"), "falling asleep")
 
     async def wake(self, new_weights: bool = False) -> None:
         """See ``PausableEngine``."""
-        if self._engine is None:
+        if self.engine.running is None:
             return
         if not (self._settled.is_set() or new_weights):
-            raise RefitError(f"{self.name} has no weights to wake with: generator.sleep_level=2 dropped them")
-        if self.processes.frees_memory:
+            raise RefitError(f"{self.engine.name} has no weights to wake with: generator.sleep_level=2 dropped them")
+        if self.engine.processes.frees_memory:
             if not new_weights:  # a fully awake engine continues at once
-                await self._bounded(self._forget(self._engine), "the reset of its prefix cache")
-            await self._bounded(self._engine.wake_up(["weights"] if new_weights else None), "waking")
+                await self.engine.bounded(self._forget(self.engine.running), "the reset of its prefix cache")
+            await self.engine.bounded(self.engine.running.wake_up(["weights"] if new_weights else None), "waking")
         if new_weights:
-            self._without_cache = self.processes.frees_memory
+            self._without_cache = self.engine.processes.frees_memory
         else:
-            await self._continue(self._engine)
+            await self._continue(self.engine.running)
 
     async def call(self, target: str, method: str, *args: object) -> list[Any]:
-        """Call ``method`` of the object that ``module:Class`` creates from the engine's model (a ``VllmModel``), in
-        each of the engine's worker processes; the object is created once. Arguments and results are plain data."""
-        engine = await self._started()
-        work = engine.collective_rpc("whet_call", args=(target, method, *args))
-        answers: list[tuple[Any, str | None]] = await self._bounded(work, method)
-        if len(answers) != self.config.tensor:
-            raise GeneratorError(f"{len(answers)} of {self.config.tensor} ranks of {self.name} answered: {method}")
-        for rank, (_, error) in enumerate(answers):
-            if error is not None:
-                raise GeneratorError(f"{self.name} failed at {method} on rank {rank}: {error}")
-        return [answer for answer, _ in answers]
-
-    async def _bounded(self, awaitable: Awaitable[T], action: str) -> T:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            return await asyncio.wait_for(awaitable, self.config.deadline)
-        except TimeoutError:
-            raise DeadlineError(
-                f"{self.name} did not answer within {self.config.deadline:g} s (generator.deadline): {action}"
-            ) from None
-        except EngineDeadError as error:
-            raise self._died(error) from error
-        except WhetError:
-            raise
-        except Exception as error:  # vLLM raises a worker's error as a plain exception with its text
-            raise GeneratorError(f"{self.name} failed at {action}: {error}") from error
-
-    def _died(self, error: BaseException) -> GeneratorError:
-        return GeneratorError(
-            f"{self.name} died or failed: {error}. Its own messages are above (more of them with "
-            "VLLM_LOGGING_LEVEL=INFO); the system's log says whether it ran out of memory"
-        )
+        """See ``EngineRanks``."""
+        await self._started()
+        return await self.engine.call(target, method, *args)
 
     # Start and end
 
     async def _started(self) -> "AsyncLLM":
-        async with self._starting:
-            if self._closed:
-                raise GeneratorError("the generator is closed")
-            if self._failure is not None:
-                raise self._failure
-            if self._engine is None:
-                try:
-                    self._engine = await self.processes.start(self.model_config, self.tokenizer)
-                    first = self._engine.update_weight_version(str(self.version))
-                    await self._bounded(first, "its first version")
-                except BaseException as error:
-                    engine, self._engine = self._engine, None
-                    await self.processes.end(engine)
-                    if not isinstance(error, Exception):
-                        raise
-                    lora = "; weights.lora=merged doesn't use vLLM's LoRA" if self.deployment.adapter else ""
-                    self._failure = GeneratorError(
-                        f"the vLLM engine did not start: {error}. Its own messages are above (more of them with "
-                        f"VLLM_LOGGING_LEVEL=INFO); generator.start_deadline is {self.config.start_deadline:g} s{lora}"
-                    )
-                    raise self._failure from error
-                self._progress = time.monotonic()
-            return self._engine
+        begun = self.engine.running is None
+        engine = await self.engine.started(self.version)
+        if begun:
+            self._progress = time.monotonic()
+        return engine
 
     async def close(self) -> None:
         """Stop the engine's processes. Requests in flight return their tokens so far, with finish reason
         ``aborted``."""
-        async with self._starting:
-            self._closed = True
-            self._settled.set()  # wakes waiting requests
-            engine, self._engine = self._engine, None
-        if engine is not None:
+        running = await self.engine.close()
+        self._settled.set()  # wakes waiting requests
+        if running is not None:
             tasks = list(self._in_flight.values())
             try:
-                await asyncio.wait_for(engine.abort(list(self._in_flight)), 5)
+                await asyncio.wait_for(running.abort(list(self._in_flight)), 5)
                 if tasks:
                     await asyncio.wait(tasks, timeout=5)
             except Exception:  # a dead engine can't abort; its requests fail with their errors
                 pass
-        await self.processes.end(engine)
-        del engine
+        await self.engine.processes.end(running)
+        del running
         gc.collect()  # vLLM's object is part of cycles and fails when it is deleted at the interpreter's end
