@@ -145,7 +145,7 @@ def test_keys_of_requests_under_way_are_computed_anew_under_new_weights_or_kept(
 def test_nothing_listens_beyond_this_machine(engine: VllmGenerator) -> None:
     listening = [
         connection.laddr.ip
-        for number in (*engine.processes.ids, os.getpid())
+        for number in (*engine.engine.processes.ids, os.getpid())
         for connection in psutil.Process(number).net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
@@ -153,7 +153,7 @@ def test_nothing_listens_beyond_this_machine(engine: VllmGenerator) -> None:
 
 
 def test_the_environment_is_left_as_it_was(engine: VllmGenerator) -> None:
-    assert engine.processes.ids
+    assert engine.engine.processes.ids
     assert "WHET_ENGINE_MARK" not in os.environ
     assert "TORCHDYNAMO_DISABLE" not in os.environ
 
