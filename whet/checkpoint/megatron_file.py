@@ -2,6 +2,7 @@
 any parallelism. Written by torch's distributed checkpoint: Megatron Core is not needed."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -45,12 +46,10 @@ def write_megatron(tensors: "Mapping[str, Tensor]", config: Any, folder: Path) -
     for key, tensor in to_megatron(tensors, config):
         named[key] = tensor.contiguous()
         named |= {name: [None] for name in _extra_states(key, tensor)}
-    save(
-        named,
-        storage_writer=FileSystemWriter(inner),
-        planner=DefaultSavePlanner(flatten_state_dict=False),
-        no_dist=True,
-    )
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        save(named, storage_writer=FileSystemWriter(inner), planner=planner, no_dist=True)
     torch.save(_COMMON, inner / "common.pt")
     (inner / FORMAT).write_text(json.dumps(_FORMAT), encoding="utf-8")
     (folder / NEWEST).write_text("release", encoding="utf-8")
