@@ -91,10 +91,11 @@ def eventually(condition):
 
 
 def add_step(run, step):
+    """As a run does: the rollouts of a step are whole before its metrics are written."""
+    write_rollouts(run, step, [record(step, 0)])
     sink = JSONLSink().open(run, {}, resume_step=step - 1)
     sink.write(step, train_values(step))
     sink.close()
-    write_rollouts(run, step, [record(step, 0)])
 
 
 def test_the_page_its_charts_and_rollouts_need_the_token(run):
