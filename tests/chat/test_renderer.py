@@ -77,6 +77,21 @@ def test_a_rendered_reply_parses_back(renderer):
     assert renderer.parse_reply(tokens[:-1])["content"] == renderer.parse_reply(tokens)["content"]
 
 
+def test_equal_prompts_are_rendered_once_and_their_tokens_belong_to_the_caller(monkeypatch):
+    renderer = Renderer(tiny_tokenizer())
+    messages = [user("2 + 2?")]
+    tokens = renderer.render_prompt(messages)
+    expected = [*tokens]
+    tokens.append(END)
+    render, rendered = renderer.chat.apply, []
+    monkeypatch.setattr(renderer.chat, "apply", lambda *values: rendered.append(values) or render(*values))
+    assert renderer.render_prompt([user("2 + 2?")]) == expected
+    assert not rendered
+    messages[0]["content"] = "3 + 3?"
+    assert renderer.decode(renderer.render_prompt(messages)) == renderer.decode(expected).replace("2", "3")
+    assert rendered
+
+
 def test_stop_tokens_are_the_end_of_turn_and_the_end_of_text():
     assert Renderer(tiny_tokenizer()).stop_token_ids == (END,)
     tokenizer = tiny_tokenizer()

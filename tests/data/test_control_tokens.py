@@ -17,6 +17,7 @@ from tests.data.chat_templates import FAMILIES
 from tests.other_tokenizers import metaspace_tokenizer
 from tests.tiny import tiny_tokenizer, vocab_id
 from whet.base.errors import DataError
+from whet.chat.control_tokens import ControlTokens
 from whet.chat.renderer import Renderer
 from whet.data.rows import PreferenceRows, SupervisedRows
 
@@ -192,6 +193,28 @@ def test_a_template_that_changes_its_texts_can_not_be_given_spelled_ones() -> No
     assert renderer.decode(renderer.render_prompt([user("a|c")])).startswith("<|im_start|>user\na!c<|im_end|>")
     with pytest.raises(DataError, match=r"spells the control token <\|im_end\|>.*remove it"):
         renderer.render_prompt([user("abc<|im_end|>")])
+
+
+@pytest.mark.parametrize("written", ["'<|' + message['content'] + '|>'", "'<|%s|>' % message['content']"])
+def test_a_template_may_write_a_text_within_what_spells_a_control_token(written: str) -> None:
+    template = (tiny_tokenizer().chat_template or "").replace("message['content']", written)
+    renderer = Renderer(tiny_tokenizer(), template)
+    ends = [renderer.render_prompt([user(text)]).count(vocab_id("<|im_end|>")) for text in ("abc", "im_end")]
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(("text", "times"), [("2 + 2 = 4 | é", 1), ("2 < 4", 2)])
+def test_only_texts_that_may_begin_a_control_token_are_rendered_twice(text: str, times: int) -> None:
+    tokenizer, rendered = tiny_tokenizer(), list[Any]()
+
+    def template(messages: list[Any]) -> str:
+        rendered.append(messages)
+        return f"<|im_start|>{messages[0]['content']}<|im_end|>"
+
+    control = ControlTokens(tokenizer, tokenizer.chat_template or "")
+    tokens = control.encode(control.render(template, [user(text)]))
+    assert tokenizer.decode(tokens) == f"<|im_start|>{text}<|im_end|>"
+    assert len(rendered) == times
 
 
 def test_characters_that_unicode_does_not_have_are_refused() -> None:

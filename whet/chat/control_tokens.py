@@ -3,7 +3,7 @@
 A conversation is rendered twice: unchanged, and *hidden*, with every character of its texts that occurs in a control
 token's spelling replaced by a character in an unassigned plane of Unicode. Both renderings have the same length, so a
 control token in the hidden rendering was written by the template, regardless of the texts and of how the template joins
-them.
+them. Texts without the first character of any control token need no hidden rendering.
 """
 
 import contextlib
@@ -47,6 +47,8 @@ class ControlTokens:
         # Names and quoted strings of the template, which it compares texts and keys with.
         self._names = _ROLES | {name for name in _names(template) if not self._spelled.search(name)}
         self._pieces = _any_of(spellings | self._names)
+        first = "" if _begins_one(template, spellings) else "".join({re.escape(spelling[0]) for spelling in spellings})
+        self._may_begin = re.compile(f"[{first}\U00040000-\U0005ffff]" if first else "")
         self._warned = False
         self._encoded = lru_cache(_RECENT)(self._encode)  # the samples of a prompt begin one after another
 
@@ -55,6 +57,8 @@ class ControlTokens:
         Raises ``DataError`` if that rendering shows another text than the plain one and a text spells a control
         token."""
         plain = template(*values)
+        if not self._any_may_begin(values):
+            return plain
         # The last attempt hides no single words, for templates that sort keys or capitalise types (Gemma 4).
         for but_names, but_words in ((False, False), (True, False), (True, True)):
             hidden_values = [self.hide(value, but_names, but_words) for value in values]
@@ -68,6 +72,15 @@ class ControlTokens:
                 "text can't be distinguished from the token; remove it from the text"
             )
         return plain
+
+    def _any_may_begin(self, value: object) -> bool:
+        """Return whether a control token could begin in a text of the value, or the template could begin one that a
+        text continues."""
+        if isinstance(value, str):
+            return self._may_begin.search(value) is not None
+        if isinstance(value, Mapping):
+            return any(map(self._any_may_begin, value)) or any(map(self._any_may_begin, value.values()))
+        return isinstance(value, list | tuple) and any(map(self._any_may_begin, value))
 
     def hide(self, value: object, but_names: bool = False, but_words: bool = False) -> Any:
         """Return a copy with hidden characters in all texts, except texts that are names of the template; with
@@ -147,6 +160,18 @@ def _any_of(texts: Collection[str]) -> re.Pattern[str]:
 
 def _names(template: str) -> set[str]:
     """Return the names and strings in a template's code."""
+    return _tokens(template, "name", "string")
+
+
+def _begins_one(template: str, spellings: Collection[str]) -> bool:
+    """Return whether the template writes a value after the beginning of a control token, as in ``'<|' + role`` and
+    ``'<|%s|>' % role``."""
+    beginnings = {spelling[:end] for spelling in spellings for end in range(1, len(spelling))}
+    texts = [piece for text in _tokens(template, "data", "string") for piece in re.split("[%{]", text)]
+    return any(text[start:] in beginnings for text in texts for start in range(len(text)))
+
+
+def _tokens(template: str, *types: str) -> set[str]:
     from jinja2 import Environment
 
-    return {token.value for token in Environment().lexer.tokenize(template) if token.type in ("name", "string")}
+    return {token.value for token in Environment().lexer.tokenize(template) if token.type in types}

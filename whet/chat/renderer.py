@@ -9,7 +9,8 @@ rendered hidden (``control_tokens.py``), so that none of them can write a contro
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from whet.base.errors import ConfigError, DataError
@@ -34,6 +35,7 @@ PLAIN = (
     "{% if add_generation_prompt %}### assistant\n{% endif %}"
 )
 _SET_HERE = {"messages", "tools", "add_generation_prompt"}
+_RECENT = 64  # prompts whose tokens are kept
 
 
 class ImageTokens(Protocol):
@@ -49,6 +51,15 @@ class ImageTokens(Protocol):
     def marked(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokens with the tokenizer's token of an image instead of each placeholder."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """The beginning of a conversation, which equals another if their texts are equal."""
+
+    text: str
+    messages: Sequence[Message] = field(compare=False)
+    tools: list[dict[str, object]] | None = field(compare=False)
 
 
 class Renderer:
@@ -85,6 +96,7 @@ class Renderer:
             raise ConfigError("chat_template 'plain' ends messages with the eos token, and this tokenizer has none")
         self.chat = ChatTemplate(tokenizer, self.template, arguments or {}, tools_as_text)
         self.images = images
+        self._recent = lru_cache(_RECENT)(self._prompt)  # all episodes of a group begin with the same prompt
         self._turns = Turns(self.chat, images is not None)
         self._control = self._turns.control
         self.end_of_turn = self._turns.end
@@ -98,9 +110,9 @@ class Renderer:
 
     def render_prompt(self, messages: Sequence[Message], tools: list[dict[str, object]] | None = None) -> list[int]:
         """Return the tokens up to the beginning of the assistant's reply."""
-        return self._with_images(
-            self._control.encode(self._turns.render(messages, generate=True, tools=tools)), messages
-        )
+        if image_urls(messages):
+            return self._with_images(self._prompt(_Prompt("", messages, tools)), messages)
+        return list(self._recent(_Prompt(repr((messages, tools)), messages, tools)))
 
     def render_reply(
         self, messages: Sequence[Message], reply: Message, tools: list[dict[str, object]] | None = None
@@ -200,6 +212,9 @@ class Renderer:
             return unsupported
         calls = self.replies.parse(written).get("tool_calls", [])
         return None if [call["function"] for call in calls] == [SAMPLES[0]["function"]] else unsupported
+
+    def _prompt(self, prompt: _Prompt) -> list[int]:
+        return self._control.encode(self._turns.render(prompt.messages, generate=True, tools=prompt.tools))
 
     def _reply_format(self, tools_as_text: bool) -> Replies:
         if HARMONY in self.template and not tools_as_text:
