@@ -2,11 +2,13 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from whet.base import files
@@ -124,6 +126,19 @@ def test_a_full_disk_is_an_error_that_names_the_file(
         write_atomically(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old"
     assert names(tmp_path) == ["file"]
+
+
+def test_tensors_in_a_folder_that_disappears_are_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(tensors: object, path: Path, metadata: object) -> None:
+        shutil.rmtree(tmp_path / "run")
+        save_file({"x": torch.zeros(1)}, path)
+
+    save_file = safetensors.torch.save_file
+    monkeypatch.setattr(safetensors.torch, "save_file", vanish)
+    with pytest.raises(WhetError, match=r"run/model can't be written: .*No such file"):
+        save_tensors(tmp_path / "run" / "model", {"x": torch.zeros(1)})
 
 
 def test_of_a_link_only_the_link_is_removed(tmp_path: Path) -> None:

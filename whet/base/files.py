@@ -118,6 +118,7 @@ def _alive(process: int) -> bool:
 def save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     """Write a safetensors file with ``replacing``. Tensors may be on any device, strided, or share memory: each one is
     written in full."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     seen: set[int] = set()
@@ -130,7 +131,12 @@ def save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
         seen.add(copy.untyped_storage().data_ptr())
         plain[name] = copy
     with replacing(path) as staging:
-        save_file(plain, staging, {"format": "pt"})
+        try:
+            save_file(plain, staging, {"format": "pt"})
+        except SafetensorError as error:
+            if number := re.search(r"\(os error (\d+)\)", str(error)):
+                raise OSError(int(number[1]), str(error)) from error
+            raise
         staging.chmod(0o644)  # safetensors writes 0600, which locks out other users of the run folder
 
 
