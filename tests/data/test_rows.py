@@ -4,13 +4,15 @@ import json
 
 import pytest
 
+from tests.rows import write_rows
 from tests.tiny import tiny_tokenizer
 from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
 from whet.data.row_kinds import Conversation, Preference
-from whet.data.rows import FileRows, PreferenceRows, SupervisedRows
+from whet.data.rows import FileRows, PreferenceRows, PromptRows, SupervisedRows
 from whet.data.split import Tally
+from whet.tasks.prompts import Prompts
 
 RENDERER = Renderer(tiny_tokenizer())
 CHAT = [
@@ -78,6 +80,70 @@ def test_the_prompt_of_a_pair_may_be_repeated_in_its_answers_or_be_left_out():
     ]
     tokens = [[t.tokens for t in pair_of(**form).trajectories] for form in forms]
     assert tokens[0] == tokens[1] == tokens[2]
+
+
+SYSTEM, ASKED, REPLY = CHAT[:3]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"system": "s", "prompt": "one", "completion": "first"},
+        {"system": "s", "prompt": [SYSTEM, ASKED], "completion": [REPLY]},
+        {"system": " s", "messages": [SYSTEM, ASKED, REPLY]},
+        {"system": "s", "messages": [ASKED, REPLY]},
+        {"system": "s", "instruction": "one", "output": "first"},
+        {"system": "", "messages": [SYSTEM, ASKED, REPLY]},
+    ],
+)
+def test_the_field_system_is_the_first_message_of_a_conversation(values):
+    group = supervised(**values)
+    assert group.trajectories[0].messages == [SYSTEM, ASKED, REPLY]
+    assert trained(group.trajectories[0]) == ["first<|im_end|>"]
+    assert group.task.data == {}
+
+
+def test_the_field_system_is_the_first_message_of_a_pair():
+    bad = {"role": "assistant", "content": "bad"}
+    texts = {"chosen": "first", "rejected": "bad"}
+    for values in (
+        {"prompt": "one", **texts},
+        {"prompt": [ASKED], "chosen": [ASKED, REPLY], "rejected": [ASKED, bad]},
+        {"prompt": "one", "chosen": [SYSTEM, ASKED, REPLY], "rejected": [SYSTEM, ASKED, bad]},
+        {"chosen": [ASKED, REPLY], "rejected": [ASKED, bad]},
+        {"instruction": "one", "input": "", **texts},
+        {"conversations": [{"from": "human", "value": "one"}], **texts},
+    ):
+        row = Preference.of("rows.jsonl:4", {"system": "s", **values})
+        assert [answer.messages for answer in row.answers] == [[SYSTEM, ASKED, REPLY], [SYSTEM, ASKED, bad]]
+        assert row.output() == {"prompt": [SYSTEM, ASKED], "chosen": [REPLY], "rejected": [bad]}
+    with pytest.raises(DataError, match="'chosen' must have a message before the first reply"):
+        pair_of(system="s", **texts)
+
+
+def test_the_field_system_is_the_first_message_of_a_prompt_that_is_answered(tmp_path):
+    values = {"system": "s", "prompt": "one", "answer": "first"}
+    (task,) = Prompts(path=str(write_rows(tmp_path / "rows.jsonl", [values])), test_size=0).tasks("train")
+    assert task.prompt == [SYSTEM, ASKED]
+    assert task.data == {"answer": "first"}
+    prepared = PromptRows(path="rows.jsonl").row("rows.jsonl:1", values)
+    assert prepared.question == [SYSTEM, ASKED]
+    assert prepared.output() == values
+
+
+def test_two_system_messages_are_refused():
+    other = [{"role": "system", "content": "another"}, ASKED]
+    says = "must begin with the same system message as the field 'system', or without one, not"
+    for name, values in {
+        "prompt": {"prompt": other, "completion": "first"},
+        "messages": {"messages": [*other, REPLY]},
+    }.items():
+        with pytest.raises(DataError, match=f"rows.jsonl:4: field '{name}' {says}"):
+            supervised(system="s", **values)
+    with pytest.raises(DataError, match=f"rows.jsonl:4: field 'chosen' {says}"):
+        pair_of(system="s", chosen=[*other, REPLY], rejected=[ASKED, REPLY])
+    with pytest.raises(DataError, match=r"rows\.jsonl:4: field 'system' must be a text, not 3"):
+        supervised(system=3, prompt="one", completion="first")
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,7 @@ def conversation(values: Mapping[str, object]) -> dict[str, object]:
     fields = dict(values)
     paired = "chosen" in fields and "rejected" in fields
     if "conversations" in fields and not fields.keys() & {"messages", "prompt"}:
-        turns = _messages(fields.pop("conversations"), "conversations")
-        system = fields.pop("system", None)
-        if isinstance(system, str) and system.strip() and turns[0]["role"] != "system":
-            turns.insert(0, {"role": "system", "content": system})
-        fields["prompt" if paired else "messages"] = turns
+        fields["prompt" if paired else "messages"] = _messages(fields.pop("conversations"), "conversations")
     if isinstance(fields.get("instruction"), str) and not fields.keys() & {"messages", "prompt"}:
         _from_instruction(fields, paired)
     if paired:

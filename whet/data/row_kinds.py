@@ -15,6 +15,7 @@ from whet.core.types import Message
 from whet.data.forms import conversation
 from whet.data.image_rows import data_part, with_images
 from whet.data.row import Row, missing, unicode
+from whet.data.system import SystemText, after_system, after_system_if_whole
 
 
 def _message(value: dict[str, object]) -> dict[str, object]:
@@ -52,8 +53,9 @@ def _said_by(role: str) -> Callable[[object], object]:
 
 
 _Messages = list[Annotated[dict[str, Any], AfterValidator(_message)]]
-Asked = Annotated[_Messages, BeforeValidator(_said_by("user"))]  # a text, or messages
+Asked = Annotated[_Messages, BeforeValidator(_said_by("user")), AfterValidator(after_system)]  # a text, or messages
 Answered = Annotated[_Messages, BeforeValidator(_said_by("assistant"))]
+Judged = Annotated[Answered, AfterValidator(after_system_if_whole)]
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,8 +78,10 @@ def _of_json(tools: object) -> object:
 
 
 class Example(Row, ABC):
-    """A row of one or more answers to one question, and the ``tools`` that may be called."""
+    """A row of one or more answers to one question, the ``system`` text before it, and the ``tools`` that may be
+    called."""
 
+    system: SystemText = None
     tools: Annotated[
         list[JsonObject] | None, BeforeValidator(_of_json), AfterValidator(lambda tools: tools or None)
     ] = None
@@ -202,8 +206,8 @@ class Preference(Pair):
     messages that both begin with are the prompt."""
 
     prompt: Asked = Field(default=[])
-    chosen: Answered
-    rejected: Answered
+    chosen: Judged
+    rejected: Judged
 
     @property
     def question(self) -> list[Message]:
@@ -234,7 +238,7 @@ class Prompt(Example):
     which mostly reads the reference ``answer``."""
 
     fields = ("prompt",)
-    compared = ("prompt", "answer")
+    compared: ClassVar[tuple[str, ...]] = ("system", "prompt", "answer")
 
     in_published_forms = False  # a reward reads the columns by the names that they have in the file
     tools: Any = None

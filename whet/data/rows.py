@@ -30,7 +30,7 @@ from whet.fetch.images import fingerprint
 
 log = logging.getLogger(__name__)
 
-_CONVERSATION = {"messages", "prompt", "completion", "chosen", "rejected", "tools"}
+_CONVERSATION = {"system", "messages", "prompt", "completion", "chosen", "rejected", "tools"}
 TrainOn = Literal["assistant", "last_assistant", "all"]
 Groups = dict[Literal["train", "test"], MappedRows[Any]]
 

@@ -29,7 +29,8 @@ class GymPrompt(Prompt):
     fields = ("responses_create_params",)
     compared = ("responses_create_params", "expected_answer")
 
-    prompt: Any = None  # a column like others: the question is in responses_create_params
+    system: Any = None  # a column like others, as is the prompt: the question is in responses_create_params
+    prompt: Any = None
     responses_create_params: JsonObject
 
     @property

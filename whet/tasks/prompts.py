@@ -15,6 +15,7 @@ from whet.data.image_rows import with_images
 from whet.data.row import Row, naming_prep, read_rows
 from whet.data.row_kinds import Asked
 from whet.data.split import Tally
+from whet.data.system import SystemText
 from whet.fetch.images import fingerprint
 from whet.tasks.splits import MAX_SIZE, FileTasks, Split, question_key, split_files
 
@@ -36,10 +37,11 @@ def messages(system: str | None, user: str, examples: Sequence[Example] = ()) ->
 
 
 class PromptRow(Row):
-    """A row of ``prompt``, a text or messages. All other fields become the task's ``data``. In a row of
-    ``messages`` that ends with a reply, this reply is the field ``completion``, and the messages before it the prompt.
-    """
+    """A row of ``prompt``, a text or messages, and perhaps the ``system`` text before it. All other fields become the
+    task's ``data``. In a row of ``messages`` that ends with a reply, this reply is the field ``completion``, and the
+    messages before it the prompt."""
 
+    system: SystemText = None
     prompt: Asked
 
     @classmethod
