@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from PIL import Image
+from pyarrow import parquet
 
 from tests.forks import whet
 from tests.rows import write_rows
@@ -197,6 +201,27 @@ def test_other_columns_are_kept_and_counted_and_rewards_and_rows_find_them(
     assert prepare(fewer, tmp_path / "fewer").sources["a"].left_out == {"level": 21, "source": 1, "note": 1}
     assert set(read(tmp_path / "fewer", "train")[1]) == {"messages", "id", "source"}
     assert "sources.a.keep_columns: no row has the column 'levle'. Did you mean 'level'?" in caplog.text
+
+
+def test_columns_of_bytes_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    picture = BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "PNG")
+    voice = {"bytes": b"RIFF", "path": "a.wav"}
+    tables = {
+        "sounds": [{**row, "sound": b"RIFF", "voice": voice} for row in texts(0, 9)],
+        "seen": [{**row, "image": picture.getvalue()} for row in texts(20, 9)],
+    }
+    given: dict[str, Any] = {}
+    for name, rows in tables.items():
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+        given[name] = {"rows": {"type": "supervised", "path": f"{tmp_path}/{name}.parquet"}}
+    given["sounds"]["keep_columns"] = ["sound", "voice"]
+    manifest = prepare(config(tmp_path, dict.fromkeys(tables, texts(0, 1)), validation=0.0, **given), tmp_path / "out")
+    assert manifest.sources["sounds"].left_out == {"sound": 9}
+    assert manifest.sources["sounds"].columns == {"voice": 9}
+    assert manifest.sources["seen"].left_out == {}, "the image is in the messages"
+    assert read(tmp_path / "out", "train")[0]["voice"] == {"path": "a.wav"}
+    assert "sources.sounds.keep_columns: the column 'sound' is left out, because JSON can't hold" in caplog.text
 
 
 def by_level(answer: str, id: int, level: dict[str, bool]) -> float:

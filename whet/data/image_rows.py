@@ -27,8 +27,7 @@ def with_images(fields: JsonObject, folder: Path | None) -> JsonObject:
     """Return the fields of a row with its images in the messages, without their column and without other values of
     bytes. ``folder``: see ``read_image``. Raises ``ValueError`` naming the field of an image that can't be read, and
     unless each image of the column has one place in the messages."""
-    row = dict(fields)
-    column = next((name for name in _COLUMNS if row.get(name) not in (None, "", [])), None)
+    row, column = dict(fields), image_column(fields)
     sources = [] if column is None else _listed(row.pop(column))
     if sources and not any(_places(row.get(name)) for name in (*_QUESTIONS, *_ANSWERS)):
         _add_places(row, len(sources))
@@ -47,6 +46,11 @@ def with_images(fields: JsonObject, folder: Path | None) -> JsonObject:
             following = iter(urls[start.get(name, 0) :])
             row[name] = [_filled(message, following, folder, f"{name}[{i}]") for i, message in enumerate(row[name])]
     return without_bytes(row)
+
+
+def image_column(fields: Mapping[str, object]) -> str | None:
+    """Return the name of the column with the images of a row; None without one."""
+    return next((name for name in _COLUMNS if fields.get(name) not in (None, "", [])), None)
 
 
 def data_part(part: Mapping[str, object]) -> ImagePart:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from whet.base.strict_json import JsonObject
+from whet.data.image_rows import image_column
 from whet.prep.manifest import SourceTally
 
 
@@ -21,6 +22,15 @@ def with_columns(
         else:
             tally.left_out[name] = tally.left_out.get(name, 0) + 1
     return {name: value for name, value in fields.items() if name not in others} | kept
+
+
+def count_bytes(values: Mapping[str, object], tally: SourceTally) -> None:
+    """Count the columns of bytes, such as sounds, in the values of a file's row. Rows are read without these, unless
+    they are images."""
+    images = image_column(values)
+    for name, value in values.items():
+        if isinstance(value, bytes | bytearray) and name != images:
+            tally.left_out[name] = tally.left_out.get(name, 0) + 1
 
 
 def _is_json(value: object) -> bool:

@@ -21,7 +21,7 @@ from whet.base.progress import PROGRESS
 from whet.config.issues import did_you_mean
 from whet.data.files import absent, data_files
 from whet.data.row import placed_rows
-from whet.prep.columns import with_columns
+from whet.prep.columns import count_bytes, with_columns
 from whet.prep.contamination import Contamination, compared_fields, texts_of
 from whet.prep.duplicates import key_of
 from whet.prep.manifest import FILE, Manifest, SourceTally
@@ -170,12 +170,15 @@ def _read(
                 tally.changed[changed] = tally.changed.get(changed, 0) + 1
             keys = key_of(json.dumps(row.question, sort_keys=True, ensure_ascii=False)), key_of(_as_json(compared))
             output = with_columns(output, others, source.keep_columns, tally)
+            count_bytes(values, tally)
             output.setdefault("source", name)
             file.write("\t".join((json.dumps(where), *keys, _as_json(output))) + "\n")  # JSON has no tabs
     _check_share(name, tally, config.max_dropped)
     for column in (column for column in source.keep_columns or () if column not in tally.columns):
-        suggestion = did_you_mean(column, [*tally.columns, *tally.left_out])
-        log.warning("sources.%s.keep_columns: no row has the column %r.%s", name, column, suggestion)
+        problem = f"no row has the column {column!r}.{did_you_mean(column, [*tally.columns, *tally.left_out])}"
+        if column in tally.left_out:
+            problem = f"the column {column!r} is left out, because JSON can't hold its values"
+        log.warning("sources.%s.keep_columns: %s", name, problem)
     return tally
 
 
