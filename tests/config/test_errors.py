@@ -135,6 +135,20 @@ def test_a_mistake_in_an_override_is_named_with_the_override(override, expected)
     assert expected in complaint("name: x", override)
 
 
+TOGETHER = {
+    "the override of the first setting": (("steps=2",), "override 1 (steps=2): steps (2) is less than"),
+    "the override of another setting": (("optimizer.warmup=9",), "override 1 (optimizer.warmup=9): steps (5) is less"),
+    "the last one of a setting": (("name=x", "steps=4", "steps=1"), "override 3 (steps=1): steps (1) is less than"),
+    "no override": (("name=x",), "r.yaml:2: steps (2) is less than optimizer.warmup (3)"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "expected"), TOGETHER.values(), ids=TOGETHER.keys())
+def test_parts_that_do_not_fit_together_are_named_with_the_override(overrides, expected):
+    steps = 2 if expected.startswith("r.yaml") else 5
+    assert complaint(f"name: y\nsteps: {steps}", *overrides).startswith(expected)
+
+
 def test_all_mistakes_are_shown_at_once():
     message = complaint("steps: x\nshufle: true\noptimizer: {lr: -1, lr: 2}", "loss.hihg=1", "fruit=plum")
     assert message.startswith("6 problems in the recipe:")

@@ -65,6 +65,18 @@ def test_settings_that_would_exhaust_the_memory_are_refused_with_the_limit(overr
     assert expected in complaint(override)
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("steps=0", "set steps (as in steps=100) or epochs (as in epochs=3): neither is given"),
+        ("evaluation.patience=2", "evaluation: patience counts evaluations during the run: set evaluation.every"),
+        ("learner.max_tokens=8", "sampling.max_prompt_tokens + sampling.max_new_tokens"),
+    ],
+)
+def test_an_override_that_does_not_fit_the_recipe_is_the_place_of_the_error(override, expected):
+    assert complaint(override).startswith(f"override 1 ({override}): {expected}")
+
+
 @pytest.mark.parametrize("key", ["sampling.temperature", "evaluation.temperature"])
 @pytest.mark.parametrize("value", ["1e-300", "1e300"])
 def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(key, value):

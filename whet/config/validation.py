@@ -16,6 +16,7 @@ _WRONG_TYPE = re.compile(r"_type$|_parsing$|^int_from_float$|^literal_error$|^en
 _LIMIT = re.compile(
     r"^(greater|less)_than|^multiple_of$|^finite_number$|^(string_)?too_(short|long)$|^string_pattern_mismatch$"
 )
+_NAME = re.compile(r"[a-z]\w*(?:\.\w+)*")  # of a setting, in a message
 _BOOLEANS = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(("no", "off", "n", "false"), "false")
 
 
@@ -32,16 +33,24 @@ def issues_of(error: ValidationError, root: type[Config], tree: Node) -> list[Co
         by_path.setdefault(path, []).append(detail)
     issues = []
     for path, details in by_path.items():
+        of_parts = details[0]["type"] == "value_error" and bool(tree.find(path)[0].children())
         for line in _message(path, details, root, tree).splitlines():
-            where = tree.find(path if path else _first_word_as_path(line, tree))[0].where
+            where = _place(path, line, tree) if of_parts else tree.find(path)[0].where
             issues.append(ConfigIssue(dotted(path), where, line))
     return issues
 
 
-def _first_word_as_path(message: str, tree: Node) -> Path:
-    """Return the setting at the start of a message about the whole recipe, to find its line."""
-    path = tuple(message.partition(" ")[0].split("."))
-    return path[: len(path) - len(tree.find(path)[1])]
+def _place(path: Path, message: str, tree: Node) -> str:
+    """Return the place of a message about parts of a recipe that don't fit together, or of one of its sections. The
+    first override that gives a setting named in the message is the place, because a file mostly fits together without
+    overrides. Otherwise it is the section or, without one, the setting at the start of the message."""
+    for name in _NAME.findall(message):
+        for full in ((*path, *name.split(".")), tuple(name.split("."))):
+            node, rest = tree.find(full)
+            # A section's name is often an ordinary word: "the model".
+            if not rest and not node.children() and node.where.startswith("override "):
+                return node.where
+    return tree.find(path or tuple(message.partition(" ")[0].split(".")))[0].where
 
 
 def unknown_key(root: type[Config], tree: Node, path: Path) -> str:
