@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import write_rows
+from tests.rows import texts, write_rows
 from tests.toy import read_settings, toy_recipe, write_recipe
 from whet.base.errors import DataError
 from whet.cli.main import main
@@ -67,11 +67,24 @@ def test_additional_sets_count_with_their_own_settings(tiny_model: Path) -> None
     assert set(time.evaluations) == {"", "long"}
     assert time.total == pytest.approx(4 * (time.sampling + time.learning) + 2 * sum(time.evaluations.values()))
     away = {"away": {"data": {"type": "gsm8k"}}}
-    with pytest.raises(DataError, match=r"hf:openai/gsm8k:main:\w+ is on the web, and a plan downloads nothing"):
+    words = r"the evaluation set away: hf:openai/gsm8k:main:\w+ is on the web, and a plan downloads nothing"
+    with pytest.raises(DataError, match=f"^{words}"):
         count_work(toy_recipe(tiny_model, evaluation={"sets": away}))
 
 
 def test_environments_of_a_blend_count_by_their_weights_and_limits(tiny_model: Path) -> None:
+def test_data_on_the_web_are_named_with_their_part(tmp_path: Path, tiny_model: Path) -> None:
+    here = str(write_rows(tmp_path / "rows.jsonl", texts(30)))
+    of = {name: {"rows": {"type": "supervised", "path": path}} for name, path in (("a", here), ("b", "hf:b:train"))}
+    data = {"type": "mixture", "of": of}
+    sft = {"steps": 1, "model": {"path": str(tiny_model)}, "data": data, "algorithm": "sft", "sinks": ["jsonl"]}
+    with pytest.raises(DataError, match=r"^data: the part b: hf:b:train is on the web"):
+        count_work(read_settings(sft))
+    parts = {"toy": {"taskset": "tests.toy:Lowercase"}, "sums": {"taskset": "gsm8k"}}
+    with pytest.raises(DataError, match=r"^data: the environment sums: hf:openai/gsm8k:main:train is on the web"):
+        count_work(toy_recipe(tiny_model, data={"type": "blend", "of": parts}))
+
+
     parts = {
         "short": {"weight": 3, "taskset": {"type": "tests.toy:Lowercase"}, "sampling": {"max_new_tokens": 2}},
         "many": {"weight": 1, "taskset": {"type": "tests.toy:Lowercase", "size": 500}},
@@ -102,7 +115,7 @@ def test_time_is_estimated_by_parts_and_only_where_it_was_measured(tiny_model: P
 
 def test_data_that_can_not_be_counted_are_a_warning(tiny_model: Path, tmp_path: Path) -> None:
     for path, words in (
-        ("hf:some/rows:train", "hf:some/rows:train is on the web, and a plan downloads nothing"),
+        ("hf:some/rows:train", "not counted: data: hf:some/rows:train is on the web, and a plan downloads nothing"),
         ("none.jsonl", "none.jsonl"),
     ):
         recipe = on_rows(tiny_model, tmp_path, path=path)

@@ -1,6 +1,7 @@
 """Errors meant for the user: the command line prints their message without a traceback."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class WhetError(Exception):
@@ -9,6 +10,17 @@ class WhetError(Exception):
     exit_code = 1
     label = "error"
     """The word that starts the error's line in the terminal."""
+
+
+@contextmanager
+def naming(subject: str) -> Iterator[None]:
+    """Begin errors of the user in the block with their subject, as in ``"the evaluation set more"``; empty: don't."""
+    try:
+        yield
+    except WhetError as error:
+        if subject:
+            error.args = (f"{subject}: {error}",)
+        raise
 
 
 class ConfigError(WhetError):

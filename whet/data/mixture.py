@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_validator
 
+from whet.base.errors import naming
 from whet.chat.renderer import Renderer
 from whet.config import Component, Config
 from whet.core.types import Group
@@ -54,7 +55,10 @@ class RowMixture(Rows):
             made = to_group[name](row)
             return made if isinstance(made, str) else replace(made, task=replace(made.task, environment=name))
 
-        splits = {name: part.rows.split() for name, part in self.of.items()}
+        splits = {}
+        for name, part in self.of.items():
+            with naming(f"the part {name}"):
+                splits[name] = part.rows.split()
         test_keys = {question_key(row) for _, held_out, _ in splits.values() for row in held_out}
         train, test = list[Placed](), list[Placed]()
         for name, (rows, held_out, tally) in splits.items():

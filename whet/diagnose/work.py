@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from whet.algorithms.base import OnlineAlgorithm
-from whet.base.errors import DataError
+from whet.base.errors import DataError, naming
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
 from whet.core.types import Episode, Group, Span, Task, Trajectory
@@ -84,7 +84,8 @@ def count_work(recipe: "Recipe") -> tuple["Recipe", Work, Samples]:
 
 def _count_rows(recipe: "Recipe", renderer: Renderer) -> tuple["Recipe", Work, Samples]:
     data, evaluation = recipe.rows, recipe.evaluation
-    rows = data.groups(renderer, judging=recipe.algorithm.main.head == "value")
+    with naming("data"):
+        rows = data.groups(renderer, judging=recipe.algorithm.main.head == "value")
     chosen = _spread(rows["train"])
     taken = [group for group in chosen if isinstance(group, Group)]
     if not taken:
@@ -105,7 +106,8 @@ def _count_rows(recipe: "Recipe", renderer: Renderer) -> tuple["Recipe", Work, S
 
 def _count_tasks(recipe: "Recipe", renderer: Renderer) -> tuple["Recipe", Work, Samples]:
     data, evaluation, size = recipe.taskset, recipe.evaluation, recipe.online.group_size
-    tasks = tasks_of(data, "train")
+    with naming("data"):
+        tasks = tasks_of(data, "train")
     if not tasks:
         raise DataError("the task set has no task to train on")
     answers = _answered(data, renderer, _drawn(recipe, tasks), size, recipe.sampling)
@@ -113,7 +115,8 @@ def _count_tasks(recipe: "Recipe", renderer: Renderer) -> tuple["Recipe", Work, 
     if evaluation.enabled:
         of_run = EvaluationSet(data=data, split=evaluation.split, limit=evaluation.limit)
         for name, each in {"": of_run, **evaluation.sets}.items():
-            evaluations[name] = _measured(recipe, renderer, each)
+            with naming(f"the evaluation set {name}" if name else "data"):
+                evaluations[name] = _measured(recipe, renderer, each)
     recipe = recipe.with_steps(len(tasks))
     prompts = recipe.rollouts.prompts_per_step
     samples = Samples(_batches(recipe, answers, prompts), len(answers), evaluations)

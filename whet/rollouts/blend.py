@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator
 
 from whet.base.closing import Closing
-from whet.base.errors import ConfigError, DataError
+from whet.base.errors import ConfigError, DataError, naming
 from whet.base.seeds import derive_seed
 from whet.base.strict_json import JsonObject
 from whet.config import Component, Config
@@ -61,7 +61,11 @@ class Blend(TaskSet):
         return of
 
     def tasks(self, split: str) -> Sequence[Task]:
-        return [_with_prefix(name, task) for name, part in self.of.items() for task in tasks_of(part.taskset, split)]
+        tasks = list[Task]()
+        for name, part in self.of.items():
+            with naming(f"the environment {name}"):
+                tasks += [_with_prefix(name, task) for task in tasks_of(part.taskset, split)]
+        return tasks
 
     def cases(self) -> Sequence[Case]:
         return [

@@ -1,15 +1,14 @@
 """Evaluation of a model: episodes over held-out tasks, graded as in training, without learning."""
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.base.closing import Closing
-from whet.base.errors import DataError, DeadlineError, WhetError
+from whet.base.errors import DataError, DeadlineError, naming
 from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer, check_images
@@ -164,7 +163,7 @@ async def _evaluate_sets(
             closing.closes(f"the environments of {name or 'the tasks'}", hosted.close)
             tasks = held_out(additional.data, additional.split, additional.limit, renderer)
             blend = additional.data if isinstance(additional.data, Blend) else None
-            with _naming(name):
+            with naming(name and f"the evaluation set {name}"):
                 reports[name] = await evaluate_tasks(
                     tasks, hosted, generator, renderer, settings.sampling(recipe.sampling), settings, blend=blend,
                     seed=recipe.seed, endpoint=endpoint, name=name, stated=_stated(additional.data), record=record,
@@ -176,7 +175,7 @@ async def check_sets(sets: Mapping[str, EvaluationSet], renderer: Renderer | Non
     """Raise the error of a set that can't be evaluated, before another one takes its time: tasks that can't be read,
     have images, or are missing, and tools that the chat template doesn't write."""
     for name, additional in sets.items():
-        with _naming(name):
+        with naming(name and f"the evaluation set {name}"):
             tasks = held_out(additional.data, additional.split, additional.limit, renderer)
             if not tasks:
                 raise DataError(f"it has no task in the split {additional.split}; choose another split")
@@ -198,17 +197,6 @@ async def _check_tools(data: TaskSet, tasks: Sequence[Task], renderer: Renderer)
                     renderer.check_tools()
             finally:
                 await environment.close()
-
-
-@contextlib.contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Begin errors of the user with the name of the set."""
-    try:
-        yield
-    except WhetError as error:
-        if name:
-            error.args = (f"the evaluation set {name}: {error}",)
-        raise
 
 
 def _stated(taskset: TaskSet) -> Stated | None:
