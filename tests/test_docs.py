@@ -261,7 +261,7 @@ def test_every_metric_of_a_run_is_explained(tiny_model: Path, tmp_path: Path) ->
     from whet.metrics.sinks.jsonl import read_metrics
     from whet.run import run
 
-    evaluation = {"limit": 2, "samples": 2}
+    evaluation = {"limit": 2, "samples": 2, "temperature": 1.0}
     folder = run.start(toy_recipe(tiny_model, steps=1, evaluation=evaluation), tmp_path / "run")
     names = {name for line in read_metrics(folder / "metrics.jsonl") for name in line}
     names = {re.sub(r"^(loss|scores|run|time/overlap)/.*", r"\1/", name) for name in names} - {"step", "kind"}

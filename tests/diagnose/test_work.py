@@ -57,7 +57,8 @@ def test_answers_count_with_their_maximal_length(tiny_model: Path) -> None:
 
 
 def test_additional_sets_count_with_their_own_settings(tiny_model: Path) -> None:
-    sets = {"long": {"data": {"type": "tests.toy:Lowercase"}, "max_new_tokens": 20, "samples": 2, "limit": 3}}
+    own = {"max_new_tokens": 20, "samples": 2, "temperature": 1.0, "limit": 3}
+    sets = {"long": {"data": {"type": "tests.toy:Lowercase"}, **own}}
     recipe = decide(toy_recipe(tiny_model, evaluation={"sets": sets}), starts=False)[0]
     _, work, samples = count_work(recipe)
     assert (work.held_out, work.sets) == (4, {"long": 3})
@@ -72,7 +73,6 @@ def test_additional_sets_count_with_their_own_settings(tiny_model: Path) -> None
         count_work(toy_recipe(tiny_model, evaluation={"sets": away}))
 
 
-def test_environments_of_a_blend_count_by_their_weights_and_limits(tiny_model: Path) -> None:
 def test_data_on_the_web_are_named_with_their_part(tmp_path: Path, tiny_model: Path) -> None:
     here = str(write_rows(tmp_path / "rows.jsonl", texts(30)))
     of = {name: {"rows": {"type": "supervised", "path": path}} for name, path in (("a", here), ("b", "hf:b:train"))}
@@ -85,6 +85,7 @@ def test_data_on_the_web_are_named_with_their_part(tmp_path: Path, tiny_model: P
         count_work(toy_recipe(tiny_model, data={"type": "blend", "of": parts}))
 
 
+def test_environments_of_a_blend_count_by_their_weights_and_limits(tiny_model: Path) -> None:
     parts = {
         "short": {"weight": 3, "taskset": {"type": "tests.toy:Lowercase"}, "sampling": {"max_new_tokens": 2}},
         "many": {"weight": 1, "taskset": {"type": "tests.toy:Lowercase", "size": 500}},

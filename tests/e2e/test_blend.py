@@ -16,7 +16,7 @@ def blended(model: Path, **changes: Any) -> Recipe:
         "short": {"taskset": "tests.toy:Lowercase", "weight": 2, "sampling": {"max_new_tokens": 4}},
         "long": {"taskset": {"type": "tests.toy:Lowercase", "size": 5}, "curriculum": "pass_rate"},
     }
-    held_out = {"other": {"data": {"type": "tests.toy:Lowercase", "size": 6}, "limit": 3, "samples": 2}}
+    held_out = {"other": {"data": {"type": "tests.toy:Lowercase", "size": 6}, "limit": 3}}
     evaluation = {"sets": held_out, "limit": 4}
     return toy_recipe(model, data={"type": "blend", "of": parts}, evaluation=evaluation, **changes)
 

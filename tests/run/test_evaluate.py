@@ -124,6 +124,19 @@ def test_the_options_of_a_caller_hold_for_every_set(tiny_model: Path) -> None:
     assert report.sets["mixed"].length_mean <= 4, "the limits of an environment hold"
 
 
+def test_several_greedy_answers_are_refused_unless_turns_may_differ(tiny_model: Path) -> None:
+    more = {"data": {"type": "tests.toy:Lowercase"}, "samples": 3}
+    for settings, key, count in (({"samples": 2}, "evaluation", 2), ({"sets": {"a": more}}, "evaluation.sets.a", 3)):
+        says = f"{key}.samples = {count} at temperature 0 gives {count} times the same answer; set {key}.temperature=1"
+        with pytest.raises(ConfigError, match=says):
+            toy_recipe(tiny_model, evaluation=settings)
+        toy_recipe(tiny_model, evaluation=settings | {"temperature": 1.0})
+        toy_recipe(tiny_model, evaluation=settings, sampling={"max_turns": 2}, learner={"max_tokens": 2000},
+                   generator={"max_context": 2000})  # fmt: skip
+    with pytest.raises(ConfigError, match=r"evaluation.samples = 2 .* \(of `whet eval`: --temperature 1\)"):
+        evaluate(toy_recipe(tiny_model), samples=2)
+
+
 def test_answers_that_the_engine_would_cut_are_refused(tiny_model: Path) -> None:
     long = {"data": {"type": "tests.toy:Lowercase"}, "max_new_tokens": 500}
     for settings, key in (({"max_new_tokens": 500}, "evaluation"), ({"sets": {"a": long}}, "evaluation.sets.a")):

@@ -224,7 +224,7 @@ def test_wrong_words_are_refused(
         (("acme/model",), "acme/model is not a folder here, so it names a model of the Hub, and a model has no tasks"),
         ((tiny_model, "--on", "gms8k"), "Did you mean 'gsm8k'?"),
         ((tiny_model, "--on", "aime24"), "its rows must lie in"),
-        ((tiny_model, "--on", "gsm8k", "--samples", "4"), "add --temperature 1"),
+        ((tiny_model, "--on", "gsm8k", "--samples", "4"), "evaluation.samples = 4 at temperature 0 gives 4 times the"),
     ):
         assert evaluated(*words) == 2
         assert message in capsys.readouterr().err

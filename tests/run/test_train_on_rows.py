@@ -258,7 +258,7 @@ def test_a_run_is_evaluated_in_a_notebook(tiny_model: Path, tmp_path: Path) -> N
     result = whet.start(toy_recipe(tiny_model, steps=1, evaluation={"limit": 2}), folder=tmp_path / "run")
 
     async def cell() -> int:
-        return result.evaluate(samples=2).samples  # type: ignore[union-attr]
+        return result.evaluate(samples=2, temperature=1.0).samples  # type: ignore[union-attr]
 
     assert asyncio.run(cell()) == 2
 

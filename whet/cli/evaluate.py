@@ -84,12 +84,8 @@ def evaluate(
             else f"{target} is a model"
         )
         raise ConfigError(f"{what}, and a model has no tasks: name sets, as in --on gsm8k")
-    settings = settings.model_copy(update={"evaluation": settings.evaluation.overridden(changes)})
+    settings = settings.evaluated_with(changes)
     config = settings.evaluation
-    if config.samples > 1 and config.temperature == 0:
-        raise ConfigError(
-            f"{config.samples} answers at temperature 0 are {config.samples} times the same one: add --temperature 1"
-        )
     names = [name for words in on or () for name in words.split(",") if name]
     sets = {name: _set(name, settings, split) for name in names}
 

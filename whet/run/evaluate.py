@@ -240,7 +240,7 @@ async def evaluate_model(
     taskset = recipe.taskset  # raises before a model is loaded
     changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     given = {name: value for name, value in changes.items() if value is not None}
-    settings = recipe.model_copy(update={"evaluation": recipe.evaluation.overridden(given)})
+    settings = recipe.evaluated_with(given)
     async with Closing() as closing:
         environments = IsolatedEnvironments(taskset.open())
         closing.closes("the environments", environments.close)

@@ -1,6 +1,6 @@
 """The settings of evaluations."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -84,6 +84,16 @@ class EvaluationConfig(HeldOut):
     def settings(self) -> "dict[str, Self]":
         """Return the settings for the run's tasks and for the tasks of each additional set, by key."""
         return {"evaluation": self} | {f"evaluation.sets.{name}": self.of_set(each) for name, each in self.sets.items()}
+
+    def problems(self, training: Sampling) -> Iterator[str]:
+        """Yield a problem for each set with several answers to a task that would be the same one. In episodes of
+        several turns an environment may act differently each time."""
+        for key, settings in self.settings.items():
+            if settings.samples > 1 and settings.temperature == 0 and training.max_turns == 1:
+                yield (
+                    f"{key}.samples = {settings.samples} at temperature 0 gives {settings.samples} times the same "
+                    f"answer; set {key}.temperature=1 (of `whet eval`: --temperature 1), or {key}.samples=1"
+                )
 
     def of_set(self, additional: EvaluationSet) -> Self:
         """Return the settings of an additional set."""

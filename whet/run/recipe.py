@@ -1,7 +1,7 @@
 """A whole run as one typed value. Each setting has its default in exactly one place: the config class that reads it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -115,6 +115,14 @@ class Recipe(Config):
             return self
         groups = self.data.groups_per_step or self.rollouts.prompts_per_step
         return self.model_copy(update={"steps": math.ceil(self.epochs * groups_per_epoch / groups)})
+
+    def evaluated_with(self, changes: Mapping[str, object]) -> Self:
+        """Return the recipe with changed settings of its evaluations on tasks. Raises ``ConfigError`` for settings that
+        contradict each other."""
+        evaluation = self.evaluation.overridden(changes)
+        if problems := "\n".join(evaluation.problems(self.sampling)):
+            raise ConfigError(problems)
+        return self.model_copy(update={"evaluation": evaluation})
 
     @property
     def duration(self) -> str:

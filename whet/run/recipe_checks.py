@@ -66,6 +66,7 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
     if samples:
         yield from recipe.generator.problems(recipe.cluster, recipe.devices)
         yield from recipe.endpoint.problems()
+        yield from recipe.evaluation.problems(recipe.sampling)
         yield from _problems_of_pausing(recipe)
         yield from _problems_of_replay(recipe)
         yield from _problems_of_scores(recipe)
