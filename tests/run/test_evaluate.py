@@ -175,6 +175,24 @@ def test_two_models_are_compared_task_by_task(
     assert f"against {other}: " in capsys.readouterr().out
 
 
+def test_two_models_are_compared_on_every_set_of_the_recipe(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_llama(seed=3).save_pretrained(other := tmp_path / "other")
+    tiny_tokenizer().save_pretrained(other)
+    sets = {"more": {"data": {"type": "tests.toy:Lowercase", "size": 20}}}
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, evaluation={"limit": 3, "sets": sets}))
+    with pytest.raises(SystemExit, match="0"):
+        main(["eval", str(recipe), "--against", str(other), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["n"], found["more/n"], found["against/more/n"]) == (3, 20, 20)
+    assert found["more/difference"] == pytest.approx(found["more/accuracy"] - found["against/more/accuracy"])
+    assert found["more/difference_low"] <= found["more/difference"] <= found["more/difference_high"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["eval", str(recipe), "--against", str(other)])
+    assert f"more, against {other}: " in capsys.readouterr().out
+
+
 def test_a_comparison_is_that_of_the_single_tasks() -> None:
     def report(*per_task: float, samples: int = 1) -> Report:
         return Report(len(per_task), samples, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, per_task=list(per_task))
@@ -183,4 +201,8 @@ def test_a_comparison_is_that_of_the_single_tasks() -> None:
     found = after.compare(before)
     assert found["difference"] == 3 / 8
     assert found["difference_p"] == pytest.approx(2 * (1 + 5) / 2**5)
+    before.sets, after.sets = {"a": report(0, 1), "b": report(1)}, {"a": report(1, 1), "c": report(1)}
+    assert {name: found for name, found in after.compare(before).items() if name.endswith("/difference")} == {
+        "a/difference": 0.5
+    }
     assert "difference_p" not in report(0.5, 0.25, samples=4).compare(report(0.5, 0.5, samples=4))

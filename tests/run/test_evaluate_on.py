@@ -169,11 +169,13 @@ def test_a_model_is_compared_with_an_endpoint_on_each_set_and_on_all(
 def test_a_recipe_is_compared_with_an_endpoint_on_its_own_tasks(
     endpoint: Any, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, evaluation={"limit": 5}))
+    sets = {"more": {"data": {"type": "tests.toy:Lowercase", "size": 3}}}
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, evaluation={"limit": 5, "sets": sets}))
     endpoint.answers = lambda body: says("lowercase")
     assert evaluated(recipe, "--against", endpoint.url, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["n"], found["against/n"], found["against/accuracy"]) == (5, 5, 1.0)
+    assert (found["more/n"], found["against/more/n"], found["against/more/accuracy"]) == (3, 3, 1.0)
 
 
 def test_an_answer_that_fails_is_asked_for_again(

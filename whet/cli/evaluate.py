@@ -100,8 +100,13 @@ def evaluate(
         other = None if run or address or (name == target and not _is_model(target)) else name
         if address is None and not sets:
             return {"": run_computing(evaluate_model(recipe, model=other, run=run))}
-        tasks = {"": EvaluationSet(data=settings.taskset, split=config.split, limit=config.limit)}
-        return run_computing(evaluate_on(recipe, sets or tasks, model=other, run=run, address=address))
+        tasks = EvaluationSet(data=settings.taskset, split=config.split, limit=config.limit)
+        evaluated = sets or {"": tasks, **config.sets}
+        reports = run_computing(evaluate_on(recipe, evaluated, model=other, run=run, address=address))
+        if not sets:  # the additional sets belong to the report of the recipe's tasks, as in ``evaluate_model``
+            reports[""].sets |= {key: report for key, report in reports.items() if key}
+            return {"": reports[""]}
+        return reports
 
     with Heartbeat(f"evaluating {model or target}", sys.stderr):
         reports = measure(model or target)

@@ -83,11 +83,14 @@ class Report:
 
     def compare(self, other: "Report") -> dict[str, float]:
         """Return the accuracy minus that of ``other`` on the same tasks, its 95% interval (bootstrap over tasks) and,
-        for one answer per task, the p-value of McNemar's exact test."""
+        for one answer per task, the p-value of McNemar's exact test; and these for each set that both reports have."""
         difference, low, high = paired_difference(other.per_task, self.per_task)
         values = {"difference": difference, "difference_low": low, "difference_high": high}
         if self.samples == 1:
             values["difference_p"] = mcnemar([x == 1 for x in other.per_task], [x == 1 for x in self.per_task])
+        for name in (name for name in self.sets if name in other.sets):
+            compared = self.sets[name].compare(other.sets[name])
+            values |= {f"{name}/{key}": value for key, value in compared.items()}
         return values
 
     def metrics(self) -> dict[str, float]:

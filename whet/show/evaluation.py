@@ -32,7 +32,10 @@ def print_reports(target: str, reports: Reports, against: str | None, others: Re
     print_measures(f"{target}: {report.n} tasks, {report.samples} per task", measures)
     print(f"accuracy {report.accuracy:.1%}, 95% interval {report.low:.1%} to {report.high:.1%} (over tasks)")
     if others is not None:
-        print(f"against {against}: {_difference(report.compare(others['']))} (same tasks)")
+        other = others[""]
+        print(f"against {against}: {_difference(report.compare(other))} (same tasks)")
+        for name in (name for name in report.sets if name in other.sets):
+            print(f"{name}, against {against}: {_difference(report.sets[name].compare(other.sets[name]))}")
 
 
 def print_measures(title: str, measures: Mapping[str, float]) -> None:
