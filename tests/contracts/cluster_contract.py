@@ -6,12 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from whet.base.errors import DeadlineError, WhetError
-from whet.cluster.base import Cluster, Placement, RankInfo
+from whet.cluster.base import Cluster, Placement, RankInfo, WorkerGroup
 from whet.config import Config
 
 
@@ -48,6 +49,15 @@ class Counter:
         self.inside = False
         return self.count
 
+    def add_at_a_gate(self, number: int, folder: str) -> int:
+        """Add once the folder has a file ``gate``; the file ``began`` shows that the call has begun."""
+        Path(folder, "began").touch()
+        end = time.monotonic() + 100
+        while not Path(folder, "gate").exists():
+            assert time.monotonic() < end, "the gate was never opened"
+            time.sleep(0.01)
+        return self.add(number)
+
     def where(self) -> tuple[int, int, int, int]:
         return (self.info.rank, self.info.ranks, self.info.shard, self.info.shards)
 
@@ -63,6 +73,14 @@ class Counter:
 
     def close(self) -> None:
         self.count = -1
+
+
+async def working_at_a_gate(group: WorkerGroup, folder: Path) -> asyncio.Task[list[Any]]:
+    """Return a call that has begun in the worker and doesn't end before the folder has a file ``gate``."""
+    call = asyncio.create_task(group.call("add_at_a_gate", 1, str(folder)))
+    while not (folder / "began").exists() and not call.done():
+        await asyncio.sleep(0.01)
+    return call
 
 
 class ClusterContract:
@@ -96,15 +114,14 @@ class ClusterContract:
         await group.close()
 
     @in_event_loop
-    async def test_the_event_loop_is_not_blocked_by_a_worker(self, cluster: Cluster) -> None:
+    async def test_the_event_loop_is_not_blocked_by_a_worker(self, cluster: Cluster, tmp_path: Path) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement())
-        await group.call("where")
-        working = asyncio.create_task(group.call("add", 1, 0.3))
-        turns = 0
-        while not working.done():
+        working = await working_at_a_gate(group, tmp_path)
+        for _ in range(10):
             await asyncio.sleep(0.01)
-            turns += 1
-        assert turns > 10
+        assert not working.done()
+        (tmp_path / "gate").touch()
+        assert await working == [1]
         await group.close()
 
     @in_event_loop
@@ -124,23 +141,27 @@ class ClusterContract:
         await group.close()
 
     @in_event_loop
-    async def test_a_deadline_error_names_the_method_and_the_call_before_it(self, cluster: Cluster) -> None:
+    async def test_a_deadline_error_names_the_method_and_the_call_before_it(
+        self, cluster: Cluster, tmp_path: Path
+    ) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement(deadline=30.0))
         await group.call("where")
-        with pytest.raises(DeadlineError, match=r"Counter\.add .* 0\.05 s"):
-            await group.call("add", 1, 0.5, deadline=0.05)
-        with pytest.raises(DeadlineError, match=r"Counter\.where .*still busy with add"):
+        while not (tmp_path / "began").exists():  # a call that was abandoned before it began never runs
+            with pytest.raises(DeadlineError, match=r"Counter\.add_at_a_gate .* 0\.05 s"):
+                await group.call("add_at_a_gate", 1, str(tmp_path), deadline=0.05)
+        with pytest.raises(DeadlineError, match=r"Counter\.where .*still busy with add_at_a_gate"):
             await group.call("where", deadline=0.05)
+        (tmp_path / "gate").touch()
         assert await group.call("add", 0) == [1]
         await group.close()
 
     @in_event_loop
-    async def test_a_call_abandoned_before_it_began_never_runs(self, cluster: Cluster) -> None:
+    async def test_a_call_abandoned_before_it_began_never_runs(self, cluster: Cluster, tmp_path: Path) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement())
-        first = asyncio.create_task(group.call("add", 1, 0.2))
-        await asyncio.sleep(0.05)
+        first = await working_at_a_gate(group, tmp_path)
         with pytest.raises(DeadlineError):
             await group.call("add", 100, deadline=0.05)
+        (tmp_path / "gate").touch()
         assert await first == [1]
         assert await group.call("add", 0) == [1]
         await group.close()

@@ -122,17 +122,18 @@ class WorkerContract:
                 await blocked
             return step.reward, str(caught.value)
 
-        reward, why = self.with_workers(Counting(), use, processes=2, blocked_s=5.0)
+        reward, why = self.with_workers(Counting(), use, processes=2, blocked_s=10.0)
         assert reward == 1.0
         assert "was blocked at" in why
         assert "worker_tasks.py" in why
-        assert "for 5 s and was killed" in why
+        assert "for 10 s and was killed" in why
 
     def test_an_attempt_given_up_in_a_step_closes_its_episode_in_the_worker(self, tmp_path: Path) -> None:
         async def use(environments: IsolatedEnvironments) -> None:
+            played = asyncio.create_task(play(environments.make(task("wait")), "x"))
+            assert await asyncio.to_thread(eventually, (tmp_path / "began").exists)
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(5.0):
-                    await play(environments.make(task("wait")), "x")
+                await asyncio.wait_for(played, 0.1)
 
         self.with_workers(Counting(folder=str(tmp_path)), use)
         assert (tmp_path / "closed").exists()

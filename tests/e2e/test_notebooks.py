@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_stop_signals import recipe, steps_done
+from tests.e2e.test_stop_signals import held, passes, recipe, steps_done
 from tests.toy import toy_recipe, write_recipe
 
 CELL = """
@@ -36,21 +36,25 @@ def test_an_interrupted_cell_ends_within_a_step_and_reports_the_command_to_resum
     begun: bool, tiny_model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    file = write_recipe(tmp_path / "recipe.yaml", recipe(tiny_model, steps=1000))
+    file = write_recipe(tmp_path / "recipe.yaml", recipe(tiny_model, folder if begun else None, steps=1000))
     with subprocess.Popen(
-        [sys.executable, "-c", CELL, str(file), str(folder)],
+        [sys.executable, "-u", "-c", CELL, str(file), str(folder)],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
+        assert process.stdout is not None
         try:
             until = time.monotonic() + 120
-            while not (steps_done(folder) if begun else folder.exists()) and time.monotonic() < until:
+            while not (held(folder) if begun else folder).exists() and time.monotonic() < until:
                 assert process.poll() is None
                 time.sleep(0.02)
             done = steps_done(folder)
             process.send_signal(signal.SIGINT)
+            if begun:
+                assert any("interrupted: the run saves after this step" in line for line in process.stdout)
+                passes(folder).touch()
             printed, _ = process.communicate(timeout=120)
         finally:
             process.kill()

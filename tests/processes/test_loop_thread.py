@@ -11,6 +11,7 @@ import pytest
 
 from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
+from whet.processes import loop_thread
 from whet.processes.loop_thread import LoopThread, UserCodeExit, format_error
 
 
@@ -18,6 +19,12 @@ from whet.processes.loop_thread import LoopThread, UserCodeExit, format_error
 def nothing_left() -> Iterator[None]:
     yield
     abandoned_threads.clear()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that ends is waited for however busy the machine is."""
+    monkeypatch.setattr(loop_thread, "_CLOSING", 60.0)
 
 
 def with_thread(work: Callable[[LoopThread], Awaitable[Any]]) -> Any:
@@ -40,10 +47,20 @@ async def raise_(error: BaseException) -> None:
     raise error
 
 
-async def block(gate: threading.Event) -> None:
+async def block(began: threading.Event, gate: threading.Event) -> None:
+    began.set()
     gate.wait(240)
 
 
+async def give_up(call: Awaitable[Any], began: threading.Event) -> None:
+    """Wait a moment for a call that has begun, and give it up."""
+    task = asyncio.ensure_future(call)
+    assert await asyncio.to_thread(began.wait, 60)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(task, 0.1)
+
+
+@pytest.mark.usefixtures("patient")
 def test_calls_run_concurrently_on_the_thread_and_return_here() -> None:
     async def work(thread: LoopThread) -> Any:
         return await asyncio.gather(*(thread.run(give, i) for i in range(3)))
@@ -64,13 +81,11 @@ def test_errors_are_raised_unchanged_and_exits_as_user_code_exit() -> None:
 
 
 def test_a_caller_that_gives_up_does_not_wait_for_blocking_code_whose_line_is_known() -> None:
-    gate = threading.Event()
+    began, gate = threading.Event(), threading.Event()
 
     async def work(thread: LoopThread) -> None:
         assert thread.blocked_at() is None
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await thread.run(block, gate)
+        await give_up(thread.run(block, began, gate), began)
         assert not gate.is_set()
         assert re.search(rf"{__file__}:\d+ in block$", thread.blocked_at() or "")
 
@@ -79,25 +94,26 @@ def test_a_caller_that_gives_up_does_not_wait_for_blocking_code_whose_line_is_kn
     assert abandoned_threads == ["user"]
 
 
+@pytest.mark.usefixtures("patient")
 def test_code_that_is_given_up_is_cancelled() -> None:
-    noticed = threading.Event()
+    began, noticed = threading.Event(), threading.Event()
 
     async def wait() -> None:
         try:
+            began.set()
             await asyncio.sleep(60)
         finally:
             noticed.set()
 
     async def work(thread: LoopThread) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await thread.run(wait)
+        await give_up(thread.run(wait), began)
         assert await asyncio.to_thread(noticed.wait, 60)
 
     with_thread(work)
     assert not abandoned_threads
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_end_of_running_code_is_not_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
     async def work(thread: LoopThread) -> None:
         await thread.run(start_in_background)
@@ -106,6 +122,7 @@ def test_the_end_of_running_code_is_not_logged_as_an_error(caplog: pytest.LogCap
         running.append(asyncio.create_task(asyncio.sleep(3600.0)))
 
     running = list["asyncio.Task[None]"]()
+    gc.collect()  # what other tests left behind
 
     with caplog.at_level("INFO"):
         with_thread(work)
@@ -114,12 +131,14 @@ def test_the_end_of_running_code_is_not_logged_as_an_error(caplog: pytest.LogCap
 
 
 def test_a_helper_thread_that_hangs_is_abandoned() -> None:
-    gate = threading.Event()
+    began, gate = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        began.set()
+        gate.wait(240)
 
     async def work(thread: LoopThread) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await thread.run(asyncio.to_thread, gate.wait, 60)
+        await give_up(thread.run(asyncio.to_thread, hang), began)
 
     with_thread(work)
     gate.set()
@@ -127,6 +146,7 @@ def test_a_helper_thread_that_hangs_is_abandoned() -> None:
     assert all(name.startswith("user-helper") for name in abandoned_threads)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_closed_thread_refuses_calls_and_closing_an_idle_one_leaves_nothing() -> None:
     async def go() -> None:
         thread = LoopThread("user")

@@ -266,7 +266,7 @@ def test_an_attempt_that_takes_too_long_has_failed_and_is_tried_again(tiny_model
             return await super().grade(task, answer)
 
     async def go() -> None:
-        async with source(tiny_model, SlowOnce(failures={}, met={}), episode_deadline=3.0) as rollouts:
+        async with source(tiny_model, SlowOnce(failures={}, met={}), episode_deadline=10.0) as rollouts:
             assert len(await rollouts.next_groups()) == 3
             assert rollouts.tally()[0].result()["failures/TimeoutError"] == 3
         async with source(tiny_model, Hanging(), episode_deadline=0.1, retries=1) as hopeless:

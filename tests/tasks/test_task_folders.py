@@ -111,8 +111,9 @@ def test_a_right_solution_earns_its_reward_among_remains_of_cheats(tmp_path: Pat
     ],
 )
 def test_the_reward_is_what_the_tests_write(tmp_path: Path, script: str, reward: float, missing: float) -> None:
-    short = {"tests/test.sh": script, "task.toml": "[verifier]\ntimeout_sec = 2.0\n"}
-    step = played(write(tmp_path, FILES | short), "true")
+    seconds = 2.0 if "sleep" in script else 60.0
+    tests = {"tests/test.sh": script, "task.toml": f"[verifier]\ntimeout_sec = {seconds}\n"}
+    step = played(write(tmp_path, FILES | tests), "true")
     assert (step.reward, step.scores["no_reward"]) == (reward, missing)
 
 

@@ -49,6 +49,7 @@ class Turns(Environment):
         if does == "block":
             self.loop_for_ever()
         if does == "wait":
+            (self.folder / "began").touch()
             await asyncio.sleep(3600)
         if does == "raise":
             raise ValueError("this step is wrong")

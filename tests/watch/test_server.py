@@ -219,8 +219,8 @@ def test_a_client_that_takes_nothing_is_disconnected(run, monkeypatch):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.settimeout(WAIT)
             client.connect((address[0], int(address[1])))
-            client.sendall(f"GET /events?token={server.token} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             eventually(lambda: server.connections() == 1)
+            client.sendall(f"GET /events?token={server.token} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             eventually(lambda: server.connections() == 0)
 
 
@@ -294,13 +294,22 @@ def test_a_browser_follows_two_runs_hides_one_and_searches(run, tmp_path):
 
 
 @needs_browser
-def test_a_browser_says_that_the_server_is_gone(run):
+def test_a_browser_says_that_the_server_is_gone(run, monkeypatch):
+    shown = threading.Event()
+
+    async def nothing(watch, request):
+        shown.set()
+        return await answer_nothing(watch, request)
+
+    answer_nothing = Watch._nothing
+    monkeypatch.setattr(Watch, "_nothing", nothing)
     with served(run) as server:
-        end = threading.Timer(2.0, server.close)
+        end = threading.Thread(target=lambda: shown.wait(WAIT) and server.close())
         end.start()
         result = browse(
             server.watch.url, "document.querySelectorAll('svg.chart').length > 3",
+            f"fetch('shown?token={server.token}') && true",
             "document.getElementById('lost').hidden === false",
         )  # fmt: skip
         end.join()
-    assert result["values"] == [True, True]
+    assert result["values"] == [True, True, True]
