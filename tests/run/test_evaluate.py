@@ -15,10 +15,12 @@ from tests.weights.collected import load_into
 from whet.base.errors import ConfigError, DataError, DeadlineError
 from whet.cli.main import main
 from whet.core.types import Task
+from whet.metrics.sinks.jsonl import read_metrics
 from whet.run.build import build_generator, build_renderer, trained_weights
 from whet.run.evaluate import Report, evaluate, evaluate_tasks
 from whet.run.evaluation import EvaluationConfig
 from whet.run.run import start
+from whet.show.facts import Summary
 from whet.tasks.isolated import IsolatedEnvironments
 
 FAILING_TWICE = {f"toy/test/{i}": 2 for i in range(12)}
@@ -135,6 +137,30 @@ def test_several_greedy_answers_are_refused_unless_turns_may_differ(tiny_model: 
                    generator={"max_context": 2000})  # fmt: skip
     with pytest.raises(ConfigError, match=r"evaluation.samples = 2 .* \(of `whet eval`: --temperature 1\)"):
         evaluate(toy_recipe(tiny_model), samples=2)
+
+
+def test_a_run_without_tasks_of_its_own_to_evaluate_on_is_evaluated_on_its_sets_alone(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, sets = {"type": "arithmetic", "test_size": 0}, {"more": {"data": {"type": "tests.toy:Lowercase", "size": 3}}}
+    best = {"best_metric": "evaluation/more/accuracy"}
+    recipe = toy_recipe(tiny_model, steps=1, data=data, evaluation={"sets": sets}, checkpoints=best)
+    folder = start(recipe, tmp_path / "run")
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "evaluation"]
+    assert [line["evaluation/more/n"] for line in lines] == [3, 3]
+    assert {key.rpartition("/")[0] for key in lines[0] if key.startswith("evaluation/")} == {"evaluation/more"}
+    assert Summary.of(lines).sets.keys() == {"more"}
+    found = []
+    for options in (["--on", "more"], [], ["--against", str(tiny_model)]):
+        with pytest.raises(SystemExit, match="0"):
+            main(["eval", str(folder), *options, "--json"])
+        found.append(json.loads(capsys.readouterr().out)["sets"])
+    assert found[0] == found[1]
+    assert found[2]["more"]["difference"] == found[0]["more"]["accuracy"] - found[2]["more"]["against/accuracy"]
+    report = evaluate(recipe, run=folder)
+    assert (report.n, report.sets["more"].n) == (0, 3)
+    with pytest.raises(DataError, match=r"no task in the split test to evaluate on; choose another evaluation\.split"):
+        evaluate(toy_recipe(tiny_model, data=data))
 
 
 def test_answers_that_the_engine_would_cut_are_refused(tiny_model: Path) -> None:

@@ -176,6 +176,9 @@ def test_a_recipe_is_compared_with_an_endpoint_on_its_own_tasks(
     found = json.loads(capsys.readouterr().out)
     assert (found["n"], found["against/n"], found["against/accuracy"]) == (5, 5, 1.0)
     assert (found["more/n"], found["against/more/n"], found["against/more/accuracy"]) == (3, 3, 1.0)
+    assert evaluated(recipe, "data.size=0", "--against", endpoint.url, "--json") == 0
+    (name,), (alone,) = zip(*json.loads(capsys.readouterr().out)["sets"].items(), strict=True)
+    assert (name, alone["n"], alone["against/accuracy"]) == ("more", 3, 1.0)
 
 
 def test_an_answer_that_fails_is_asked_for_again(

@@ -94,16 +94,20 @@ def evaluate(
         from whet.run.evaluate import evaluate_model, evaluate_on
         from whet.run.evaluation import EvaluationSet
         from whet.run.remote_model import parse_address
+        from whet.tasks.listing import tasks_of
 
         run, address = run_of(name), parse_address(name, key_env) if _is_url(name) else None
         recipe = settings if run is None or name == target else with_model_of(settings, run)
         other = None if run or address or (name == target and not _is_model(target)) else name
         if address is None and not sets:
-            return {"": run_computing(evaluate_model(recipe, model=other, run=run))}
-        tasks = EvaluationSet(data=settings.taskset, split=config.split, limit=config.limit)
-        evaluated = sets or {"": tasks, **config.sets}
+            report = run_computing(evaluate_model(recipe, model=other, run=run))
+            return {"": report} if report.n else report.sets
+        evaluated = sets or config.sets
+        if not sets and (not evaluated or tasks_of(settings.taskset, config.split)):
+            tasks = EvaluationSet(data=settings.taskset, split=config.split, limit=config.limit)
+            evaluated = {"": tasks, **config.sets}
         reports = run_computing(evaluate_on(recipe, evaluated, model=other, run=run, address=address))
-        if not sets:  # the additional sets belong to the report of the recipe's tasks, as in ``evaluate_model``
+        if "" in reports:  # the additional sets belong to the report of the recipe's tasks, as in ``evaluate_model``
             reports[""].sets |= {key: report for key, report in reports.items() if key}
             return {"": reports[""]}
         return reports

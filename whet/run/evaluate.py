@@ -56,7 +56,10 @@ async def evaluate_tasks(
     environments. Raises ``DataError`` for an episode that fails after all retries, because a missing answer must not
     count as a wrong one."""
     if not tasks:
-        raise DataError("the task set has no task to evaluate on; choose another evaluation.split")
+        raise DataError(
+            f"the task set has no task in the split {config.split} to evaluate on; choose another evaluation.split, or "
+            "give other tasks as evaluation.sets"
+        )
 
     samples, slots, failures = config.samples, asyncio.Semaphore(config.concurrency), Failures(one_ends_all=True)
 
@@ -114,22 +117,25 @@ async def evaluate_all(
     renderer: Renderer,
     endpoint: "Endpoint",
 ) -> Report:
-    """Evaluate on the run's held-out tasks and on each additional set, which ``check_sets`` has checked."""
+    """Evaluate on the run's held-out tasks, unless there are additional sets and no such task, and on each additional
+    set, which ``check_sets`` has checked."""
     config, data = recipe.evaluation, recipe.taskset
     blend = data if isinstance(data, Blend) else None
     tasks, sampling = held_out(data, config.split, config.limit, renderer), config.sampling(recipe.sampling)
-    report = await evaluate_tasks(
-        tasks,
-        environments,
-        generator,
-        renderer,
-        sampling,
-        config,
-        blend=blend,
-        seed=recipe.seed,
-        endpoint=endpoint,
-        stated=_stated(data),
-    )
+    report = Report.without_tasks()
+    if tasks or not config.sets:
+        report = await evaluate_tasks(
+            tasks,
+            environments,
+            generator,
+            renderer,
+            sampling,
+            config,
+            blend=blend,
+            seed=recipe.seed,
+            endpoint=endpoint,
+            stated=_stated(data),
+        )
     report.sets |= await _evaluate_sets(recipe, config.sets, generator, renderer, endpoint)
     return report
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import nan
 from statistics import fmean
 
 from whet.core.content import text_of
@@ -74,6 +75,11 @@ class Report:
                 report.consensus_at[k] = fmean(majority_at_k(*task, k, share) for task in by_task)
         return report
 
+    @classmethod
+    def without_tasks(cls) -> "Report":
+        """Return a report for additional sets alone. Its own numbers are NaN, and not among its metrics."""
+        return cls(0, 0, accuracy=nan, low=nan, high=nan, reward=nan, length_mean=nan, truncated=nan)
+
     @property
     def by_sign(self) -> bool:
         """Return whether the accuracy is only the share of rewards above 0: some answers have no score ``correct``, and
@@ -95,15 +101,17 @@ class Report:
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers of one evaluation line of the metrics."""
-        values = {
-            "evaluation/accuracy": self.accuracy,
-            "evaluation/n": self.n,
-            "evaluation/low": self.low,
-            "evaluation/high": self.high,
-            "evaluation/reward": self.reward,
-            "evaluation/length_mean": self.length_mean,
-            "evaluation/truncated": self.truncated,
-        }
+        values: dict[str, float] = {}
+        if self.n:
+            values = {
+                "evaluation/accuracy": self.accuracy,
+                "evaluation/n": self.n,
+                "evaluation/low": self.low,
+                "evaluation/high": self.high,
+                "evaluation/reward": self.reward,
+                "evaluation/length_mean": self.length_mean,
+                "evaluation/truncated": self.truncated,
+            }
         for name, at in (("pass", self.pass_at), ("maj", self.majority_at), ("cons", self.consensus_at)):
             values |= {f"evaluation/{name}_at_{k}": value for k, value in at.items() if k > 1}
         for name, report in self.sets.items():
