@@ -16,15 +16,16 @@ from typing import Any
 
 from tests.forks import PROCESSES
 from whet.cluster.base import RankInfo
+from whet.cluster.rendezvous import LOOPBACK, Reservation
 
 
 def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, deadline: float = 240.0) -> list[Any]:
     """Call ``function(rendezvous, rank, *args)`` on each rank; return the results. Function and results are pickled."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    rendezvous = f"127.0.0.1:{free_port()}"
+    reserved = Reservation(LOOPBACK)
     with tempfile.TemporaryDirectory() as scratch:
         files = [Path(scratch) / str(rank) for rank in range(ranks)]
-        jobs = [(file, function, rendezvous, rank, args) for rank, file in enumerate(files)]
+        jobs = [(file, function, reserved.address, rank, args) for rank, file in enumerate(files)]
         processes = [PROCESSES.Process(target=_run, args=job, daemon=True) for job in jobs]
         try:
             for process in processes:

@@ -144,8 +144,15 @@ def test_each_rank_of_a_gpu_group_is_bound_to_its_gpu(monkeypatch):
     assert calls[1][1]["device_id"] is None
 
 
+def come_together(folder: Path, rank: int, ranks: int) -> None:
+    """Wait until all ranks have started, so that they meet within a short deadline."""
+    (folder / f"rank {rank}").touch()
+    assert eventually(lambda: len(list(folder.glob("rank *"))) == ranks, 200)
+
+
 def time_out_in_a_mesh(rendezvous: str, rank: int, given_up: Path) -> None:
     """Collectives of the mesh's groups raise at the deadline, too."""
+    come_together(given_up.parent, rank, 4)
     ranks = join(ParallelConfig(fsdp=2, tensor=2), info_of(rendezvous, rank, 4, 2), CPU, 5.0)
     if rank == 0:
         for group in (ranks.data.get_group(), ranks.tensor.get_group()):
@@ -162,6 +169,7 @@ def test_a_rank_does_not_wait_indefinitely_for_the_ranks_of_its_mesh(tmp_path):
 
 
 def time_out(rendezvous: str, rank: int, given_up: Path) -> None:
+    come_together(given_up.parent, rank, 2)
     ranks = join(ParallelConfig(fsdp=2), info_of(rendezvous, rank, 2, 1), CPU, 4.0)
     if rank == 0:
         with pytest.raises(RuntimeError):

@@ -20,7 +20,7 @@ from whet.run.evaluate import evaluate
 def test_work_is_done_on_the_compute_thread_while_the_loop_continues() -> None:
     async def main() -> None:
         release = threading.Event()
-        waiting = asyncio.create_task(compute(release.wait, 5))
+        waiting = asyncio.create_task(compute(release.wait, 60))
         for _ in range(3):
             await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -35,7 +35,7 @@ def test_a_deadline_names_what_is_waited_for_and_what_is_in_its_way() -> None:
     release = threading.Event()
 
     async def main() -> None:
-        hanging = COMPUTE.submit(release.wait, 5, name="a long job")
+        hanging = COMPUTE.submit(release.wait, 60, name="a long job")
         with pytest.raises(DeadlineError, match=r"named did not finish .* 0\.05 s; .* busy with a long job"):
             await compute(named, deadline=0.05)
         release.set()

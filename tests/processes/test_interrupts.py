@@ -36,7 +36,8 @@ def test_an_interrupt_cancels_and_later_ones_cancel_what_closes() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_burst_is_not_raised_while_the_loop_has_no_time_to_cancel() -> None:
+def test_a_burst_is_not_raised_while_the_loop_has_no_time_to_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_PATIENCE", 60.0)
     closed = []
 
     async def main() -> None:

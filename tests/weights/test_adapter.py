@@ -75,7 +75,7 @@ class Adapter:
 async def parts(
     folder: Path, tmp_path: Path, lora: bool = True, **weights: Any
 ) -> AsyncIterator[tuple[Any, WithAdapters, EngineSync]]:
-    settings = {"bucket_mb": 1 / 128, "folder": tmp_path, "deadline": 5.0, "lora": "adapter"} | weights
+    settings = {"bucket_mb": 1 / 128, "folder": tmp_path, "deadline": 60.0, "lora": "adapter"} | weights
     model = {"lora": {"rank": 4, "alpha": 12.0}} if lora else {}
     recipe = toy_recipe(folder, model=model, optimizer={"lr": 0.1})
     renderer = build_renderer(recipe)

@@ -170,9 +170,9 @@ class TwoRanks:
         self.weights_complete = True
 
 
-def two_engines(tmp_path: Path, transport: str) -> tuple[Any, EngineSync, Listed]:
+def two_engines(tmp_path: Path, transport: str, deadline: float = 60.0) -> tuple[Any, EngineSync, Listed]:
     """Behind a router; and weights in several buckets."""
-    config = WeightSyncConfig(transport=transport, deadline=5.0, bucket_mb=1e-3, probe=False, folder=tmp_path)
+    config = WeightSyncConfig(transport=transport, deadline=deadline, bucket_mb=1e-3, probe=False, folder=tmp_path)
     weights = Listed([(str(number), torch.randn(8, 16)) for number in range(8)])
     return Router([TwoRanks(), TwoRanks()]), EngineSync(config, []), weights  # type: ignore[list-item]
 
@@ -182,7 +182,7 @@ async def parts(
     folder: Path, tmp_path: Path, weights: dict[str, Any] | None = None, **changes: Any
 ) -> AsyncIterator[tuple[Any, StandIn, EngineSync]]:
     """Buckets of 64 KiB: the tiny model takes many."""
-    settings = {"bucket_mb": 1 / 16, "folder": tmp_path, "deadline": 5.0} | (weights or {})
+    settings = {"bucket_mb": 1 / 16, "folder": tmp_path, "deadline": 60.0} | (weights or {})
     recipe = toy_recipe(folder, **changes)
     renderer = build_renderer(recipe)
     inside, learner = build_generator(recipe, renderer), await build_learner(recipe, tmp_path, recipe.cluster.build())
@@ -361,7 +361,7 @@ class Dying(TwoRanks):
 def test_an_engine_that_dies_in_a_refit_is_left_out_and_the_others_get_all_weights(
     tmp_path: Path, transport: str
 ) -> None:
-    router, sync, weights = two_engines(tmp_path, transport)
+    router, sync, weights = two_engines(tmp_path, transport, deadline=10.0)  # which a collective waits for the dead
     router.replicas[0] = Dying()
     asyncio.run(sync.load(weights, router, 1))
     assert router.serving == {1}
@@ -441,7 +441,8 @@ def test_a_bucket_that_is_lost_is_named_and_a_complete_set_makes_it_good(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     async def go() -> None:
-        async with parts(tiny_model, tmp_path, {"transport": transport}) as (learner, engine, sync):
+        settings = {"transport": transport, "deadline": 10.0}  # which a collective waits for who takes the lost bucket
+        async with parts(tiny_model, tmp_path, settings) as (learner, engine, sync):
             described = [(name, tensor.dtype, tensor.shape) for name, tensor in await weights_of(learner)]
             lost = pack(described, torch.float32, 2**16)[2][0].name
             honest, taken = engine.call, []
@@ -539,12 +540,19 @@ def test_a_bucket_that_is_read_while_the_next_one_is_written_shows(
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, engine, sync):
             monkeypatch.setattr("whet.weights.buffers.BUFFERS", 1)
-            honest = engine.call
+            honest, honest_write, written = engine.call, BufferWriter.write, list[int]()
 
-            async def slow(*args: Any) -> list[Any]:
-                await asyncio.sleep(0.05)
-                return await honest(*args)
+            def write(writer: BufferWriter, bucket: int, named: Iterable[tuple[str, Tensor]]) -> int:
+                size = honest_write(writer, bucket, named)
+                written.append(bucket)
+                return size
 
+            async def slow(target: str, method: str, *args: Any) -> list[Any]:
+                while method == "take" and written == [0]:
+                    await asyncio.sleep(0.01)
+                return await honest(target, method, *args)
+
+            monkeypatch.setattr(BufferWriter, "write", write)
             monkeypatch.setattr(engine, "call", slow)
             with pytest.raises(RefitError, match="did not receive"):
                 await sync.publish(learner, engine, 1)
