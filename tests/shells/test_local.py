@@ -86,6 +86,30 @@ def test_memory_is_bounded(runtime: LocalRuntime) -> None:
     assert runtime.run(several).ending == "memory"
 
 
+# Takes memory that its forks read; without forks, keeps it.
+SHARES = b"""
+import mmap, os, sys, time
+forks, memory = int(sys.argv[1]), mmap.mmap(-1, 100 << 20)
+for _ in range(100):
+    memory.write(bytes(1 << 20))
+for _ in range(forks):
+    if not os.fork():
+        sum(memory[::4096])
+        time.sleep(0.5)
+        os._exit(0)
+statuses = [os.wait()[1] for _ in range(forks)]
+print(*statuses, flush=True)
+if not forks:
+    time.sleep(100)
+"""
+
+
+def test_memory_that_processes_could_share_is_bounded_and_counts_once(runtime: LocalRuntime) -> None:
+    runtime.write("shares.py", SHARES)
+    assert text(runtime.run("python3 shares.py 4")) == "0 0 0 0\n"
+    assert runtime.run("for i in 1 2 3 4 5; do python3 shares.py 0 & done; wait").ending == "memory"
+
+
 def test_the_number_of_files_is_bounded(runtime: LocalRuntime) -> None:
     assert b"No space left" in runtime.run("seq 99999 | xargs touch").output
     assert text(runtime.run("find . -delete; echo alive > file; cat file")) == "alive\n"

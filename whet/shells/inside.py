@@ -18,7 +18,7 @@ import stat
 import struct
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,6 @@ from whet.shells.output import Output
 from whet.shells.places import ENVIRONMENT, FILE_PROBLEM, LOGS, TESTS, Ending
 
 _WATCH_S = 0.1  # seconds between two looks at the memory
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _SET_FLAGS, _UP = 0x8914, 1  # of a network interface; netdevice(7)
 
 
@@ -123,7 +122,7 @@ class _Inside:
                 if reader in ready:
                     output.take(reader)
                 if time.monotonic() - looked > _WATCH_S:
-                    if _memory_used() > self.memory:
+                    if _memory_at_most() > self.memory and _memory_used() > self.memory:
                         return "memory"
                     looked = time.monotonic()
         finally:
@@ -156,15 +155,24 @@ def _end_all(process: int) -> int:
             status = os.waitstatus_to_exitcode(how)
 
 
+def _memory_at_most() -> int:
+    """Return an upper bound of ``_memory_used`` that is found quickly: what processes share counts for each of them."""
+    return sum(_kibibytes("status", "RssAnon", "RssShmem")) << 10
+
+
 def _memory_used() -> int:
-    """Return the bytes that the other processes use, without files that they share."""
-    pages = 0
+    """Return the bytes that the other processes use, without files of the system that they map. What several processes
+    share counts once."""
+    return sum(_kibibytes("smaps_rollup", "Pss_Anon", "Pss_Shmem")) << 10
+
+
+def _kibibytes(file: str, *names: str) -> Iterator[int]:
+    """Yield the values of these lines in a file in ``/proc`` of each process but this one."""
     for folder in Path("/proc").glob("[0-9]*"):
         if folder.name != "1":
             with suppress(OSError, ValueError):  # it has ended
-                _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
-                pages += resident - shared
-    return pages * _PAGE
+                lines = (line.split() for line in (folder / file).read_text().splitlines())
+                yield from (int(words[1]) for words in lines if words[0].rstrip(":") in names)
 
 
 def _run(body: Callable[[], None]) -> int:
