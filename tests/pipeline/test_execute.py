@@ -7,6 +7,7 @@ import pytest
 
 from tests.pipeline.stand_in import PIPELINE, StandIn, jobs, play, write
 from whet.base.errors import ConfigError, WhetError
+from whet.config import RecipeError
 from whet.pipeline.execute import planned
 from whet.pipeline.plan import selected
 from whet.pipeline.state import FILE, State
@@ -157,6 +158,31 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
         play(file)
     play(file, force=True)
     assert (tmp_path / "out/older/sft-1/thesis.txt").read_text() == "all of it"
+
+
+@pytest.mark.parametrize("name", ["base/thesis.txt", "base", "sft.best/thesis.txt", "sft.yaml"])
+def test_force_keeps_what_is_not_of_the_pipeline(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path)
+    (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "out" / name).write_text("all of it")
+    with pytest.raises(ConfigError, match=r"pipeline\.json has no record of it; choose another --folder"):
+        play(file)
+    assert play(file, force=True)[0] == ALL
+    first, _, rest = name.partition("/")
+    assert (tmp_path / f"out/older/{first}-1" / rest).read_text() == "all of it"
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("all of it")
+    with pytest.raises(WhetError, match=r"out can't be written: .*File exists"):
+        play(write(tmp_path))
+
+
+def test_a_stage_must_leave_the_folder_of_earlier_runs_alone(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecipeError, match=r"pipeline\.yaml:19: stages\.older\.type: older is the folder of earlier runs"
+    ):
+        jobs(write(tmp_path, PIPELINE.replace("base:", "older:").replace("base.model", "older.model")))
 
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:

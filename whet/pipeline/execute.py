@@ -18,7 +18,7 @@ from whet.config import dump_yaml
 from whet.pipeline.commands import Command, command_of, recipe_file
 from whet.pipeline.config import Train
 from whet.pipeline.job import Job
-from whet.pipeline.plan import OLDER, Action, Decision, decide, inputs_of
+from whet.pipeline.plan import OLDER, Action, Decision, decide, in_the_way, inputs_of
 from whet.pipeline.process import run_command
 from whet.pipeline.results import result_of
 from whet.pipeline.state import Record, State
@@ -68,7 +68,6 @@ def execute(
     """Run the ``chosen`` jobs (see ``selected``) that are not up to date, and return the outcome of all. ``force``:
     also run jobs that are, if they were asked for. ``run`` replaces the child process. Raises ``ConfigError`` where a
     stage that is not chosen has not finished and is needed, and the error of a stage that fails."""
-    folder.mkdir(parents=True, exist_ok=True)
     with run_lock(folder):
         state, outcomes = State.read(folder), []
         remove_leftovers(folder)
@@ -104,9 +103,11 @@ def _run(
     if decision.action == "continue":
         resume = isinstance(job.stage, Train) and (place / "recipe.yaml").is_file()
     else:
-        if job.stage.kept and place.exists() and any(place.iterdir()):
-            say(f"the earlier folder is kept as {_move_aside(place, folder)}")
-        elif place.exists():
+        of_others = in_the_way(job, folder) if job.name not in state.stages else []
+        earlier = [place] if job.stage.kept and place.is_dir() and any(place.iterdir()) else []
+        for path in of_others or earlier:
+            say(f"what was in {path} is kept as {_move_aside(path, folder)}")
+        if place.exists():
             shutil.rmtree(place)
         state.stages[job.name] = Record(job.settings, inputs_of(job, jobs, state, folder))
         state.write(folder)
@@ -129,7 +130,7 @@ def _run(
 
 
 def _move_aside(place: Path, folder: Path) -> Path:
-    """Rename the folder of a stage into ``older/``; return its new path."""
+    """Rename the folder or recipe of a stage into ``older/``; return its new path."""
     older = folder / OLDER
     older.mkdir(exist_ok=True)
     number = 1

@@ -24,6 +24,7 @@ from whet.pipeline.config import (
     Stage,
 )
 from whet.pipeline.job import Job, Reference
+from whet.pipeline.plan import OLDER
 from whet.prep.config import PrepConfig
 from whet.run.recipe import Recipe
 
@@ -46,6 +47,8 @@ class _Builder:
 
     def build(self) -> dict[str, Job]:
         jobs = {name: Job(name, stage, self._inputs(name, stage)) for name, stage in self.stages.items()}
+        if OLDER in self.stages:
+            self.issues.add(OLDER, "type", f"{OLDER} is the folder of earlier runs of stages; choose another name")
         self.issues.check()
         exports = {str(ref): ref for job in jobs.values() for ref in self._checkpoints(job)}
         jobs |= {name: Job(name, Export(model=name), {"model": ref}) for name, ref in exports.items()}

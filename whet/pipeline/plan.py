@@ -12,6 +12,7 @@ from whet.base.errors import ConfigError, WhetError
 from whet.config.issues import did_you_mean
 from whet.config.tree import from_plain
 from whet.data.files import data_files
+from whet.pipeline.commands import recipe_file
 from whet.pipeline.config import Train
 from whet.pipeline.job import Job, Reference
 from whet.pipeline.state import FILE, Record, State
@@ -55,9 +56,10 @@ def decide(
     even if it is up to date."""
     record, place = state.stages.get(job.name), folder / job.name
     if record is None:
-        if place.exists() and any(place.iterdir()) and not force:
+        if (others := in_the_way(job, folder)) and not force:
+            what = "is not empty" if others[0].is_dir() else "is there"
             raise ConfigError(
-                f"{place} is not empty, and {folder / FILE} has no record of it; choose another --folder, or move "
+                f"{others[0]} {what}, and {folder / FILE} has no record of it; choose another --folder, or move "
                 f"it to {folder / OLDER} with --force"
             )
         return Decision("run", "it was not run yet")
@@ -75,6 +77,13 @@ def decide(
     if lost := _lost(job, record, state, place):
         return Decision("run", lost)
     return Decision("up to date", "")
+
+
+def in_the_way(job: Job, folder: Path) -> list[Path]:
+    """Return what is in the place of a job's folder and of its recipe: of a job without a record, files of others."""
+    place, recipe = folder / job.name, recipe_file(job, folder)
+    others = [place] if place.is_file() or (place.is_dir() and any(place.iterdir())) else []
+    return others + [recipe] * (job.value is not None and recipe.exists())
 
 
 def inputs_of(job: Job, jobs: Mapping[str, Job], state: State, folder: Path) -> dict[str, str]:
