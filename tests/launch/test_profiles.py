@@ -60,6 +60,8 @@ def test_a_profile_extends_another_one_and_tables_merge(folder: Path) -> None:
         ('[profiles.p]\nkind = "slurm"\nnodes = 0', "whet.toml:3: profiles.p.nodes: expected greater than 0"),
         ('[profiles.p]\nkind = "slurm"\ntime = "4h"', "whet.toml:3: profiles.p.time: expected minutes, HH:MM:SS"),
         ('[profiles.p]\nkind = "slrum"', "whet.toml:2: profiles.p.kind: expected one of local, docker, slurm"),
+        ('[profiles.p]\nkind = ["slurm"]', "whet.toml:2: profiles.p.kind: expected one of local, docker, slurm"),
+        ('[profiles.p]\nextends = ["q", "r"]', "whet.toml:2: profiles.p.extends: expected the name of one profile"),
         ("[profiles.p]\nnodes = 1", "whet.toml:1: profiles.p.kind: is missing; expected one of"),
         ('[profiles.p]\nkind = "docker"', "whet.toml:1: profiles.p.container: is missing; expected text (The image"),
         ('[profiles.p]\nextends = "q"', "whet.toml:2: profiles.p.extends: no profile is called 'q'"),

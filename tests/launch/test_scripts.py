@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -197,6 +198,20 @@ def test_a_command_that_runs_on_one_node_refuses_a_profile_of_more() -> None:
         render(job_of({"kind": "slurm", "nodes": 2}, "x", trains=False))
 
 
+def test_the_names_of_jobs_are_short_and_differ_where_runs_do() -> None:
+    names = [
+        job_of(
+            {"kind": "local"}, run=Path("/runs", f"sft-of-eight-billion-filtered-{rate}-of-a-long-sweep-{seed}")
+        ).name
+        for rate in ("1e-5", "1e-6")
+        for seed in (1, 2)
+    ]
+    assert len(set(names)) == 4
+    assert all(re.fullmatch("whet-sft-of-eight-billion-filtered-[a-z0-9-]*[a-z0-9]", name) for name in names)
+    assert all(len(name) <= 47 for name in names), "KubeRay refuses longer ones"
+    assert job_of({"kind": "local"}, run=Path("/runs/first")).name == "whet-first-1"
+
+
 def test_docker_gets_mounts_limits_and_the_names_of_secrets() -> None:
     profile = {
         "kind": "docker", "container": "whet:cpu", "gpus": 2, "cpus": 4.0, "memory": "32Gi", "secrets": ["HF_TOKEN"],
@@ -319,6 +334,14 @@ def test_the_head_needs_no_gpu_where_there_are_workers(manifest: Manifest) -> No
     assert worker["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
     (group,) = job["rayClusterSpec"]["workerGroupSpecs"]
     assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 2
+
+
+def test_sizes_are_written_as_kubernetes_reads_them() -> None:
+    profile = {"kind": "kubernetes", "container": "c", "folder": "/f", "memory": "64GiB", "shared_memory": "8GB"}
+    _, job = YAML(typ="safe").load_all(render(job_of(profile)))
+    pod = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["memory"] == "64Gi"
+    assert pod["volumes"][1]["emptyDir"]["sizeLimit"] == "8G"
 
 
 def test_a_job_of_one_node_has_its_gpus_in_the_head() -> None:

@@ -4,6 +4,7 @@
 each checkout to its commit, and the versions of all packages. A second launch, of ``whet resume``, is in ``launch/2``.
 """
 
+import hashlib
 import json
 import re
 import shlex
@@ -23,6 +24,7 @@ from whet.launch.profiles import Profile
 
 FOLDER, RECORD, RECIPE, LOG, EXIT = "launch", "job.json", "recipe.yaml", "log.txt", "exit_code"
 _GIT_DEADLINE = 20.0  # seconds
+_LONGEST_NAME = 47
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,14 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The name that schedulers show: letters, digits and dashes, as Kubernetes wants it."""
-        plain = re.sub(r"[^a-z0-9]+", "-", f"whet-{self.run.name}-{self.folder.name}".lower())
-        return f"{plain[:40]}{plain[-8:]}".strip("-") if len(plain) > 48 else plain.strip("-")
+        """The name that schedulers show: letters, digits and dashes, at most 47, as KubeRay wants it. A longer one ends
+        with a hash in place of its rest, so that runs whose names begin alike differ."""
+        whole = f"whet-{self.run.name}-{self.folder.name}"
+        plain = re.sub(r"[^a-z0-9]+", "-", whole.lower()).strip("-")
+        if len(plain) <= _LONGEST_NAME:
+            return plain
+        digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        return f"{plain[: _LONGEST_NAME - 9].rstrip('-')}-{digest}"
 
     @property
     def line(self) -> str:

@@ -188,10 +188,10 @@ def load_profile(name: str, folder: Path | None = None) -> Profile:
     kind = tree.children().get("kind")
     if kind is None:
         raise _wrong(name, tree.where, "kind", f"is missing; expected one of {', '.join(KINDS)}")
-    if kind.value not in KINDS:
-        hint = did_you_mean(str(kind.value), KINDS)
-        raise _wrong(name, kind.where, "kind", f"expected one of {', '.join(KINDS)}, got {kind.value!r}.{hint}")
-    root = KINDS[kind.value]
+    root = KINDS.get(kind.value) if isinstance(kind.value, str) else None
+    if root is None:
+        hint = did_you_mean(str(kind.plain()), KINDS)
+        raise _wrong(name, kind.where, "kind", f"expected one of {', '.join(KINDS)}, got {kind.plain()!r}.{hint}")
     try:
         return root.model_validate(tree.plain())
     except ValidationError as error:
@@ -242,6 +242,8 @@ def _merged(name: str, trees: dict[str, Node], below: list[str]) -> Node:
     parent = settings.pop("extends", None)
     if parent is None:
         return tree
+    if not isinstance(parent.value, str):
+        raise _wrong(name, parent.where, "extends", f"expected the name of one profile, got {parent.plain()!r}")
     chain = [*below, name]
     if parent.value not in trees or parent.value in chain:
         names = ", ".join(sorted(set(trees) - set(chain)))

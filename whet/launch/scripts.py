@@ -169,7 +169,7 @@ def _manifest(job: Job, profile: Kubernetes) -> str:
 def _pod(job: Job, profile: Kubernetes, name: str, gpus: int) -> dict[str, object]:
     volumes: list[JsonObject] = [
         {"name": "sent", "configMap": {"name": job.name}},
-        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": profile.shared_memory}},
+        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": profile.shared_memory.rstrip("B")}},
     ]
     mounts: list[JsonObject] = [
         {"name": "sent", "mountPath": _SENT, "readOnly": True}, {"name": "memory", "mountPath": "/dev/shm"},
@@ -181,7 +181,9 @@ def _pod(job: Job, profile: Kubernetes, name: str, gpus: int) -> dict[str, objec
         )
         mounts.append({"name": f"claim-{number}", "mountPath": inside, **only})
     variables = {"RAY_USAGE_STATS_ENABLED": "0"} | profile.environment
-    resources = {"cpu": str(profile.cpus), "memory": profile.memory} | ({"nvidia.com/gpu": gpus} if gpus else {})
+    resources = {"cpu": str(profile.cpus), "memory": profile.memory.rstrip("B")} | (
+        {"nvidia.com/gpu": gpus} if gpus else {}
+    )
     container: JsonObject = {
         "name": name, "image": profile.container,
         "env": [{"name": key, "value": value} for key, value in variables.items()],
