@@ -69,8 +69,24 @@ def test_without_requirements_the_interpreter_is_the_named_one(log: Path) -> Non
 def test_a_changed_wheel_is_installed_again(log: Path, tmp_path: Path) -> None:
     requirement = toy_wheel(tmp_path, "1.0")
     before = interpreter([requirement], None, 60.0)
-    Path(requirement.partition("file://")[2]).write_bytes(b"another")
-    assert interpreter([requirement], None, 60.0) != before
+    wheel = Path(requirement.partition("file://")[2])
+    ways = [requirement, f"{wheel}", f"{wheel}[fast]", f"{requirement} ; python_version > '3'"]
+    first = [interpreter([way], None, 60.0) for way in ways]
+    wheel.write_bytes(b"another")
+    assert not {interpreter([way], None, 60.0) for way in ways} & {before, *first}
+
+
+@pytest.mark.parametrize(
+    "line", ["./tool", "{}/tool", "{}/tool[fast]", "tool @ file://{}/tool", "tool@file://{}/to%6fl"]
+)
+def test_a_folder_is_refused_because_its_changes_would_not_be_noticed(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tool").mkdir()
+    with pytest.raises(ConfigError, match=r"is a folder, .* Build a wheel \(pip wheel --no-deps .*tool\) and name its"):
+        interpreter([line.format(tmp_path)], None, 60.0)
+    assert not installed(log)
 
 
 def test_a_failure_names_the_requirement_and_the_next_attempt_starts_over(log: Path) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 from whet import __version__
 from whet.base.errors import ConfigError, DeadlineError
@@ -83,13 +85,29 @@ def _found(python: str | None) -> tuple[str, str]:
 def _checked(line: str) -> str:
     if line.split("=")[0].split(" ")[0] in _OWN_FILES:
         raise ConfigError(f"requirements: {line!r} refers to another file; write its requirements here")
+    path = _path_in(line)
+    if (line.startswith(".") or "/" in line) and path.is_dir():
+        raise ConfigError(
+            f"requirements: {line!r} is a folder, of which a change would not be noticed: the virtual environment with "
+            f"its first content would be used again. Build a wheel (pip wheel --no-deps {path}) and name its file"
+        )
     return line
 
 
 def _file_digest(line: str) -> str:
     """Return the digest of the file that a requirement names ("tool @ file:///...", "./tool.whl"), if any."""
-    path = Path(line.rpartition(" ")[2].removeprefix("file://"))
+    path = _path_in(line)
     return sha256(path) if path.is_file() else ""
+
+
+def _path_in(line: str) -> Path:
+    """Return what would be the path in a requirement, without its name, extras, hash and marker.
+
+    >>> _path_in("tool @ file:///wheels/tool.whl#sha256=12 ; python_version > '3'"), _path_in("./tool.whl[fast]")
+    (PosixPath('/wheels/tool.whl'), PosixPath('tool.whl'))
+    """
+    url = re.search(r"file://([^\s#]+)", line)
+    return Path(unquote(url[1]) if url else re.sub(r"\[.*", "", line.partition(";")[0].strip()))
 
 
 def _make(folder: Path, python: str, requirements: Sequence[str], lock: int, end: float) -> None:
