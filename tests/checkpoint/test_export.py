@@ -190,6 +190,19 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
         export(run, run / "recipe.yaml", force=True)
 
 
+def test_an_export_does_not_replace_what_it_is_made_from(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, tiny_llama())
+    for folder in (".", "run", "run/checkpoints", "run/checkpoints/step-000003"):
+        with pytest.raises(
+            ConfigError, match="is the place of the checkpoints of the run, which an export would remove"
+        ):
+            export(run, tmp_path / folder, force=True)
+    with pytest.raises(ConfigError, match="is the place of the model that the run starts from"):
+        export(run, tmp_path / "base", force=True)
+    export(run, run / "exported", force=True)
+    assert (run / "checkpoints/latest").is_file()
+
+
 def test_refused_exports_leave_no_folder(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, tiny_llama())
     with pytest.raises(ConfigError, match="without LoRA"):

@@ -54,8 +54,9 @@ def export(
 
     ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is the base model's by default. ``gguf``
     writes one GGUF file with matrices of this type instead of transformers' files, ``megatron`` a checkpoint of
-    Megatron Core in place of safetensors. Raises ``ConfigError`` if ``out`` is a file, or a nonempty folder without
-    ``force``, ``CheckpointError`` if there is no such intact checkpoint.
+    Megatron Core in place of safetensors. Raises ``ConfigError`` if ``out`` is a file, a nonempty folder without
+    ``force``, or the place of the run's checkpoints or base model, ``CheckpointError`` if there is no such intact
+    checkpoint.
     """
     from whet.models.config import ModelConfig
     from whet.models.loading import load_model_config
@@ -64,6 +65,8 @@ def export(
         raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
     recipe = _recipe(run)
     config = ModelConfig.from_values(recipe["model"])
+    _check_apart(out, run / "checkpoints", "the checkpoints of the run")
+    _check_apart(out, Path(config.path).expanduser(), "the model that the run starts from")
     if adapter_only and config.lora is None:
         raise ConfigError(f"{run} was trained without LoRA, so it has no adapter; export it without --adapter")
     settings = CheckpointConfig.from_values(recipe.get("checkpoints", {}))
@@ -98,6 +101,13 @@ def export(
         lineage.write(staging)
     note_export(run, out)
     return Exported(out / _gguf_name(gguf) if gguf else out, checkpoint.step, lineage)
+
+
+def _check_apart(out: Path, source: Path, what: str) -> None:
+    """Raise ``ConfigError`` if an export would replace what it is made from."""
+    first, second = out.resolve(), source.resolve()
+    if source.exists() and (second.is_relative_to(first) or first.is_relative_to(second)):
+        raise ConfigError(f"{out} is the place of {what}, which an export would remove; choose another folder")
 
 
 def _check_whole(run: Path, config: "ModelConfig", other: bool, option: str) -> None:
