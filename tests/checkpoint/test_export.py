@@ -190,7 +190,9 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
         export(run, run / "recipe.yaml", force=True)
 
 
-def test_an_export_does_not_replace_what_it_is_made_from(tmp_path: Path) -> None:
+def test_an_export_does_not_replace_what_it_is_made_from_or_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, _ = make_run(tmp_path, tiny_llama())
     for folder in (".", "run", "run/checkpoints", "run/checkpoints/step-000003"):
         with pytest.raises(
@@ -199,6 +201,11 @@ def test_an_export_does_not_replace_what_it_is_made_from(tmp_path: Path) -> None
             export(run, tmp_path / folder, force=True)
     with pytest.raises(ConfigError, match="is the place of the model that the run starts from"):
         export(run, tmp_path / "base", force=True)
+    (tmp_path / "empty/inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "empty/inner")
+    for name in (".", ".."):
+        with pytest.raises(ConfigError, match="holds the working folder, which an export would replace"):
+            export(run, Path(name), force=True)
     export(run, run / "exported", force=True)
     assert (run / "checkpoints/latest").is_file()
 

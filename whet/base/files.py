@@ -38,8 +38,10 @@ def replacing(path: Path) -> Iterator[Path]:
     >>> with replacing(folder) as staging:
     ...     staging.mkdir()
     """
-    staging = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     with error_context(path):
+        if not path.name:  # of "." and "/"
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        staging = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield staging

@@ -63,6 +63,8 @@ def export(
 
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
         raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise ConfigError(f"{out} holds the working folder, which an export would replace; name a folder to create")
     recipe = _recipe(run)
     config = ModelConfig.from_values(recipe["model"])
     _check_apart(out, run / "checkpoints", "the checkpoints of the run")
