@@ -287,6 +287,9 @@ def test_attack_prints_what_was_paid_and_writes_it_as_cases_for_validate(folder)
     bad = whet("attack", *echo, "--budget", "300", "--out", "found.jsonl", cwd=folder, module="whet")
     assert bad.returncode == 1
     assert "FOUND  empty, nothing, on toy/" in bad.stdout
+    lost = whet("attack", *echo, "--budget", "300", "--out", ".", cwd=folder, module="whet")
+    assert (lost.returncode, lost.stderr) == (1, "error: . can't be written: [Errno 21] Is a directory\n")
+    assert lost.stdout.splitlines() == bad.stdout.splitlines()[:-1], "what was found is printed first"
     again = whet("validate", *echo, "--cases", "found.jsonl", "--json", cwd=folder, module="whet")
     assert any(graded["name"] == "empty: nothing" and graded["wrong"] for graded in json.loads(again.stdout))
 

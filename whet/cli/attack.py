@@ -49,13 +49,13 @@ def attack(
     taskset = recipe_of(target, overrides or []).taskset
     plan = Plan(samples, budget, seconds, deadline, threshold, mean, seed)
     report = run_computing(search(taskset, plan))
-    if out is not None:
-        write_cases(out, [finding.case for finding in report.findings])
     if as_json:
         print_json(_data(report))
     else:
         _print(report)
-        if out is not None:
+    if out is not None:
+        write_cases(out, [finding.case for finding in report.findings])
+        if not as_json:
             print(f"{len(report.findings)} cases in {out}; try them again: whet validate {target} --cases {out}")
     if report.findings:
         raise typer.Exit(1)
