@@ -90,13 +90,14 @@ def test_a_failed_command_is_named_with_its_output_and_never_a_reward(code: str,
     assert episode.branches == []
 
 
-def test_processes_that_left_the_session_end_with_the_episode(tmp_path: Path) -> None:
+def test_processes_that_left_the_session_or_cleared_their_variables_end_with_the_episode(tmp_path: Path) -> None:
     note = tmp_path / "pids"
     code = f"""
 import subprocess, time
 call()
 for number in range(3):
-    child = subprocess.Popen(["setsid", "--fork", "sh", "-c", "echo $$ >> {note}; exec sleep 600"])
+    cleared = ["env", "-i"] if number == 2 else []
+    child = subprocess.Popen([*cleared, "setsid", "--fork", "sh", "-c", "echo $$ >> {note}; exec sleep 600"])
     child.wait()
 while not os.path.exists({str(note)!r}) or open({str(note)!r}).read().count("\\n") < 3:
     time.sleep(0.01)

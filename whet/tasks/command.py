@@ -120,7 +120,7 @@ class Command:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await run_in_thread(partial(kill_marked, _MARK, mark), "whet-agent")
+            await run_in_thread(partial(kill_marked, _MARK, mark, scratch.resolve()), "whet-agent")
             await process.wait()
         if status:
             raise CallError(f"{self.words[0]} {_how(status)} for {task.uid}{_outputs(out, err)}")
