@@ -1,6 +1,7 @@
 """Task folders in Harbor's layout: a right solution earns what the tests write, and no cheat reaches the tests."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,13 @@ def test_the_reward_is_what_the_tests_write(tmp_path: Path, script: str, reward:
         ("task.toml", "[[steps]]\nname = 'first'\n", "steps can't be followed"),
         ("task.toml", "[verifier]\nenv = {KEY = 'x'}\n", r"verifier\.env can't be followed"),
         ("task.toml", "[verifier\n", r"sum/task\.toml: "),
+        ("task.toml", "verifier = 3\n", r"sum/task\.toml: verifier = 3 is not a table; write \[verifier\]"),
+        ("instruction.md", " \n", r"sum/instruction\.md is empty"),
+        *(
+            ("task.toml", f"[verifier]\ntimeout_sec = {value}\n", "is not a valid number of seconds")
+            for value in ("inf", "nan", "-1", "0", "1e300", "true", "'30'")
+        ),
+        ("task.toml", "[environment]\nbuild_timeout_sec = 0\n", "environment.build_timeout_sec = 0 is not a valid"),
     ],
 )
 def test_what_the_runtime_cannot_do_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -174,6 +182,16 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no task\.toml"):
         tasks.tasks("train")
     assert tasks.tasks("test") == []
+
+
+@pytest.mark.parametrize("name", ["instruction.md", "task.toml", "environment/Dockerfile", "solution/solve.sh"])
+def test_a_file_that_is_not_a_text_is_named(tmp_path: Path, name: str) -> None:
+    tasks, file = write(tmp_path, FILES), tmp_path / "sum" / name
+    for problem in ("invalid start byte", "Is a directory"):
+        file.unlink()
+        file.mkdir() if "directory" in problem else file.write_bytes(b"\xff\xfe")
+        with pytest.raises(DataError, match=rf"{re.escape(str(file))} can't be read as text: .*{problem}"):
+            tasks.gold(tasks.tasks("train")[0])
 
 
 # Images

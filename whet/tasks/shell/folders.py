@@ -34,12 +34,13 @@ from whet.tasks.base import Environments
 from whet.tasks.cases import Answer
 from whet.tasks.scores import CORRECT, NamedScore
 from whet.tasks.shell.base import TasksInShell, prepared
-from whet.tasks.shell.images import files_in, image_of, provide, work_folder_of
+from whet.tasks.shell.images import files_in, image_of, provide, read_text, work_folder_of
 from whet.tasks.splits import checked_split
 from whet.tasks.tools.base import solution
 
 _CHECK = f"mkdir -p {LOGS}/verifier; export HOME=/tmp PYTHONNOUSERSITE=1; exec {TESTS}/test.sh"
 _TIMEOUT_S = 600.0  # of tests and builds whose task.toml names none
+_MOST_S = 1e9  # beyond what a system can wait for
 _NEEDED = "it needs its image, which the runtime container uses where runtime.image is left out"
 _WORK_FOLDERS = re.compile("/(app|work|workspace|repo|testbed)/?")
 _REFUSED = (  # settings of task.toml that whet would otherwise ignore
@@ -123,7 +124,7 @@ class TaskFolders(TasksInShell[Folder]):
 
     def gold(self, task: Task[Folder]) -> Answer | None:
         script = Path(task.data.folder) / "solution/solve.sh"
-        return solution(("bash", {"command": script.read_text()}), answer="done") if script.exists() else None
+        return solution(("bash", {"command": read_text(script)}), answer="done") if script.exists() else None
 
     def graded(self, task: Task[Folder], archive: bytes) -> dict[str, float]:
         """Run the tests on the work folder in a new runtime. Return the reward that they write; 0 if they write none,
@@ -186,12 +187,19 @@ def _task(folder: Path, split: str, system: str | None, own_image: bool) -> Task
             raise DataError(f"{folder} has no {name}")
     if (folder / "trajectory.json").exists():
         raise DataError(f"{folder}/trajectory.json: whet begins no task in the middle of an episode; remove it")
+    instruction = read_text(folder / "instruction.md").strip()
+    if not instruction:
+        raise DataError(f"{folder}/instruction.md is empty; it is the prompt of the task")
     try:
-        settings = tomllib.loads((folder / "task.toml").read_text())
-        seconds = float(settings.get("verifier", {}).get("timeout_sec", _TIMEOUT_S))
-        build_seconds = float(settings.get("environment", {}).get("build_timeout_sec", _TIMEOUT_S))
-    except (ValueError, TypeError, AttributeError) as error:
+        settings = tomllib.loads(read_text(folder / "task.toml"))
+    except tomllib.TOMLDecodeError as error:
         raise DataError(f"{folder}/task.toml: {error}") from None
+    for name in ("agent", "environment", "solution", "verifier"):
+        if not isinstance(settings.get(name, {}), dict):
+            raise DataError(f"{folder}/task.toml: {name} = {settings[name]!r} is not a table; write [{name}]")
+    seconds, build_seconds = (
+        _seconds(folder, settings, name) for name in ("verifier.timeout_sec", "environment.build_timeout_sec")
+    )
     for name in _REFUSED:
         if _setting(settings, name):
             raise DataError(f"{folder}/task.toml: {name} can't be followed; remove it")
@@ -213,9 +221,18 @@ def _task(folder: Path, split: str, system: str | None, own_image: bool) -> Task
     data = Folder(str(folder.absolute()), work, copied, seconds, image, build_seconds)
     prompt: list[Message] = [
         {"role": "system", "content": first},
-        {"role": "user", "content": (folder / "instruction.md").read_text().strip()},
+        {"role": "user", "content": instruction},
     ]
     return Task(f"folders/{split}/{folder.name}", prompt, data)
+
+
+def _seconds(folder: Path, settings: Mapping[str, Any], name: str) -> float:
+    value = _setting(settings, name)
+    if value is None:
+        return _TIMEOUT_S
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST_S:
+        raise DataError(f"{folder}/task.toml: {name} = {value!r} is not a valid number of seconds")
+    return float(value)
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:
@@ -234,7 +251,7 @@ def _work_folder(environment: Path, given: object) -> tuple[str, bool]:
         raise DataError(f"{environment}: .dockerignore can't be followed: {_NEEDED}; or remove it")
     work, dockerfile = WORK, environment / "Dockerfile"
     copied = not dockerfile.exists()
-    lines = dockerfile.read_text().splitlines() if dockerfile.exists() else []
+    lines = read_text(dockerfile).splitlines() if dockerfile.exists() else []
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#") or words[0].upper() == "FROM":

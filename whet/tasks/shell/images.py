@@ -39,11 +39,19 @@ def image_of(environment: Path, named: object) -> str:
     return f"whet-task:{digest.hexdigest()[:32]}"
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a file of a task. Raises ``DataError`` naming a file that can't be read, or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} can't be read as text: {error}") from None
+
+
 def work_folder_of(environment: Path, given: object) -> str:
     """Return the work folder in the image: the one that task.toml gives, or the last ``WORKDIR`` of the Dockerfile.
     Raises ``DataError`` without an absolute one outside of the system's folders."""
     dockerfile = environment / "Dockerfile"
-    lines = dockerfile.read_text().splitlines() if dockerfile.exists() else []
+    lines = read_text(dockerfile).splitlines() if dockerfile.exists() else []
     named = [line.split()[-1] for line in lines if re.match(r"\s*WORKDIR\s+\S+\s*$", line, re.IGNORECASE)]
     work = str(given or (named or [""])[-1]).rstrip("/")
     if not re.fullmatch(r"(/[\w.-]+)+", work, re.ASCII) or ".." in work or work.split("/")[1] in _SYSTEM:
