@@ -101,9 +101,12 @@ def test_a_retry_during_the_first_call_joins_it() -> None:
         retry = asyncio.create_task(
             at.http.post("/chat/completions", json=body, headers={"x-stainless-retry-count": "1"})
         )
-        await asyncio.sleep(0.1)
+        (call,) = at.conversations._calls
+        while call.waiting < 2:
+            await asyncio.sleep(0.01)
         first.cancel()
-        await asyncio.sleep(0.1)
+        while call.waiting > 1:
+            await asyncio.sleep(0.01)
         at.model.gate.set()
         assert (await retry).status_code == 200
         assert shape(at) == [[False, True]]

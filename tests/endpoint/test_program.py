@@ -24,7 +24,11 @@ def episode_of(
     """Play the first task with a program of ``programs``."""
     tasks = AgentTasks(program=f"tests.endpoint.programs:{program}", taskset=Lowercase(size=4), deadline=deadline)
     limits = Sampling(**({"max_turns": 10, "max_new_tokens": 50} | sampling))
-    return first_episode(tasks, answer, limits, retries=1)
+    programs.released.clear()
+    try:
+        return first_episode(tasks, answer, limits, retries=1)
+    finally:
+        programs.released.set()
 
 
 def test_the_branches_of_a_program_share_the_grade_of_its_text() -> None:

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from whet.base.errors import WhetError
+from whet.cluster.rendezvous import LOOPBACK, Reservation
 
 ROOT = Path(__file__).parents[2]
 Answer = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -56,6 +57,7 @@ class Double:
         model = build_engine_model(facts, weights, torch.float32, vision=vision)
         self.generator = TorchGenerator(config, model, self.tokenizer, images=self.images)
         self.labels = ["default"]  # of the generator's versions
+        self.held = folder / "held"  # a file; while it is there, no long completion is answered
         self.paused = False
 
     async def sample(
@@ -75,7 +77,10 @@ class Double:
             stop=tuple(settings["stop"]),
             images=tuple(images),
         )
-        return await self.generator.sample(prompt, params)
+        done = await self.generator.sample(prompt, params)
+        while limit >= 400 and self.held.exists():
+            await asyncio.sleep(0.02)
+        return done
 
     async def pieces(
         self, prompt: list[int], settings: dict[str, Any], limit: int, seed: int, images: Sequence[str] = ()
@@ -348,9 +353,12 @@ def main(protocol: str, folder: str, port: str = "0") -> None:
 
 
 class Running:
-    """A double in a process."""
+    """A double in a process. Its port stays reserved for another one in its place."""
 
     def __init__(self, protocol: str, folder: Path, port: int = 0) -> None:
+        self.reserved = None if port else Reservation(LOOPBACK)
+        if self.reserved is not None:
+            port = int(self.reserved.address.rpartition(":")[2])
         command = [sys.executable, "-m", "tests.engines.server_double", protocol, str(folder), str(port)]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

@@ -60,11 +60,13 @@ def test_the_answers_of_a_lost_server_come_from_another_one_and_it_serves_again_
 
         async def body() -> None:
             await publish(router, 1)
+            (model_folder / "held").touch()
             answers = [
                 asyncio.ensure_future(router.sample([i, 2, 3], SamplingParams(400, seed=i), f"s{i}")) for i in range(8)
             ]
             await router.sample([9, 9], SamplingParams(1), "")
             servers[1].process.send_signal(how)
+            (model_folder / "held").unlink()
             done = await asyncio.gather(*answers)
             assert [len(answer.tokens) for answer in done] == [400] * 8
             assert {answer.versions for answer in done} == {(1, 1)}

@@ -1,8 +1,9 @@
 """The controller's side: whole batches in, whole columns out."""
 
 import asyncio
-import time
+import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -142,16 +143,22 @@ def test_it_saves_and_loads_and_says_how_far_it_is(llama, tmp_path):
 
 
 class Slow(PolicyGradient):
+    released: ClassVar[threading.Event] = threading.Event()
+
     def __call__(self, output, batch):
-        time.sleep(0.5)
+        assert self.released.wait(240)
         return super().__call__(output, batch)
 
 
 def test_a_call_past_its_deadline_is_an_error_that_names_it(llama):
     async def test(learner):
         learner._group.placement = type(learner._group.placement)(deadline=0.1)
-        with pytest.raises(DeadlineError, match=r"LearnerWorker\.update"):
-            await learner.update(some_batch(), Slow())
+        Slow.released.clear()
+        try:
+            with pytest.raises(DeadlineError, match=r"LearnerWorker\.update"):
+                await learner.update(some_batch(), Slow())
+        finally:
+            Slow.released.set()
         learner._group.placement = type(learner._group.placement)(deadline=60.0)
 
     with_learner(config(llama), test)

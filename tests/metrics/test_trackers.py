@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 
 from whet.base.errors import ConfigError
+from whet.cluster.rendezvous import LOOPBACK, Reservation
 from whet.metrics.rollout_file import RolloutRecord, write_rollouts
 from whet.metrics.sinks import OpenSinks
 from whet.metrics.sinks.jsonl import FILE, JSONLSink
@@ -32,6 +33,7 @@ class Memory(TrackerConfig):
     attached: ClassVar[list] = []
     fails: ClassVar[set] = set()
     hangs: ClassVar[threading.Event | None] = None
+    hanging: ClassVar[threading.Event] = threading.Event()
 
     def load(self):
         pass
@@ -47,6 +49,7 @@ class Kept(Tracker):
 
     def log(self, step, values, rollouts):
         if Memory.hangs is not None:
+            Memory.hanging.set()
             Memory.hangs.wait()
         if step in Memory.fails:
             raise OSError("no route to host")
@@ -62,7 +65,7 @@ class Kept(Tracker):
 @pytest.fixture(autouse=True)
 def _fresh():
     Memory.logged.clear(), Memory.begun.clear(), Memory.closed.clear(), Memory.fails.clear()
-    Memory.attached.clear()
+    Memory.attached.clear(), Memory.hanging.clear()
     Memory.hangs = None
 
 
@@ -75,6 +78,8 @@ def run(sink, folder, steps, resume_step=None, recipe=RECIPE):
         sinks.write(step, {"evaluation/accuracy": 0.5}, "evaluation")
         sinks.write(step, {"time/step": 1.0})
         sinks.finish_step(step)
+    if Memory.hangs is not None:
+        assert Memory.hanging.wait(60)
     sinks.close()
 
 
@@ -240,19 +245,14 @@ def test_swanlab_works_offline_and_keeps_its_run(tmp_path, monkeypatch):
     assert list((tmp_path / "mine" / "swanlog").glob("run-*/media/echarts/*.json"))
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def test_prometheus_reads_the_newest_values_from_this_machine(tmp_path, caplog):
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (whet[prometheus])")
-    port, folder = free_port(), tmp_path / "mine"
+    reserved, folder = Reservation(LOOPBACK), tmp_path / "mine"
+    port = int(reserved.address.rpartition(":")[2])
     sink = PrometheusSink(port=port).open(folder, RECIPE)
     sink.write(1, {"reward/mean": 0.25, "run/device": "cpu"})
     sink.write(2, {"reward/mean": 0.5, "kl": float("nan")})
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     assert 'whet_reward_mean{run="mine"} 0.5' in text
     assert 'whet_step{run="mine"} 2.0' in text

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from websockets.asyncio.server import ServerConnection, serve
 
 from whet.base.errors import ConfigError, DataError
+from whet.cluster.rendezvous import LOOPBACK, Reservation
 from whet.tasks.adapters.openenv import OpenEnv, OpenEnvError
 
 SERVER = Path(__file__).parent / "installed" / "whet_toy_openenv.py"
@@ -139,16 +140,18 @@ def test_seeds_are_the_same_in_every_run_and_not_shared_between_splits() -> None
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real server, with an environment that guesses numbers."""
     log = (tmp_path_factory.mktemp("openenv") / "log.txt").open("wb")
-    with subprocess.Popen([sys.executable, str(SERVER), "12741"], stdout=log, stderr=log) as process:
+    reserved = Reservation(LOOPBACK)  # each worker of the tests has a server
+    address, port = reserved.address, reserved.address.rpartition(":")[2]
+    with subprocess.Popen([sys.executable, str(SERVER), port], stdout=log, stderr=log) as process:
         try:
             for _ in range(120):
                 try:
-                    httpx.get("http://127.0.0.1:12741/health")
+                    httpx.get(f"http://{address}/health")
                     break
                 except httpx.HTTPError:
                     assert process.poll() is None, Path(log.name).read_text()[-2000:]
                     time.sleep(0.5)
-            yield "ws://127.0.0.1:12741"
+            yield f"ws://{address}"
         finally:
             process.terminate()
 
