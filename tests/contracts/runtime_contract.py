@@ -114,7 +114,7 @@ class RuntimeContract:
         assert text(runtime.run(f"({SECRETS[what]}) 2>/dev/null")) == "0\n"
 
     def test_a_command_that_never_ends_is_killed_with_its_processes(self, runtime: Runtime) -> None:
-        ended = runtime.run("setsid sleep 99 & trap '' TERM INT; echo started; while true; do sleep 1; done", seconds=2)
+        ended = runtime.run("setsid sleep 99 & trap '' TERM INT; echo started; while true; do sleep 1; done", seconds=5)
         assert (ended.ending, ended.output) == ("time", b"started\n")
         assert text(runtime.run("ps ax | grep -c '[s]leep'")) == "0\n"
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,12 @@ class _Killer(Sink):
 
 def hosts(*names: str) -> list[int]:
     """The processes of this one's learners, or those below it whose command has one of these names."""
-    below = psutil.Process().children(recursive=True)
-    return sorted(p.pid for p in below if any(n in "".join(p.cmdline()) for n in names or ("cluster.host", "RayHost")))
+    found = list[int]()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if any(name in "".join(process.cmdline()) for name in names or ("cluster.host", "RayHost")):
+                found.append(process.pid)
+    return sorted(found)
 
 
 def measured(folder: Path) -> list[dict[str, Any]]:

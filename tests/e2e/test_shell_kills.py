@@ -32,7 +32,7 @@ STUB = ROOT / "tests/shells/stub_engine.py"
 # An agent that leaves a process behind, and asks the policy once.
 AGENT = """
 import json, os, subprocess, urllib.request
-subprocess.Popen(["sleep", "31537"], start_new_session=True)
+subprocess.Popen(["sleep", "31535"], start_new_session=True)
 body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hi"}]}).encode()
 headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
 request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
@@ -84,7 +84,7 @@ def agents_in(runtime: dict[str, Any]) -> dict[str, Any]:
 
 
 def sleeping() -> bool:
-    return subprocess.run(["pgrep", "-f", "^sleep 31537"], check=False, capture_output=True).returncode == 0
+    return subprocess.run(["pgrep", "-f", "^sleep 31535"], check=False, capture_output=True).returncode == 0
 
 
 @pytest.mark.timeout(90 * KILLS + 300)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,11 @@ print("a")
     tasks = AgentTasks(program=(sys.executable, "-c", code), taskset=Lowercase(size=6), at_once=2, deadline=120.0)
 
     def running() -> int:
-        return sum(code in child.cmdline() for child in psutil.Process().children(recursive=True))
+        count = 0
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):  # it has ended meanwhile
+                count += code in child.cmdline()
+        return count
 
     async def played() -> tuple[int, list[float]]:
         environments = tasks.open()

@@ -84,12 +84,12 @@ def run(id: str) -> tuple[str, int]:
         variables["SLURM_JOB_END_TIME"] = str(int(time.time() + limit))
     (HERE / f"{id}.steps").unlink(missing_ok=True)
     began = time.monotonic()
+    write(id, state="RUNNING")  # before the script, which may ask for it
     with open(job["log"], "ab") as log:
         script = subprocess.Popen(
             job["words"], cwd=job["cwd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env={**os.environ, **(variables if job["slurm"] else {})},
         )  # fmt: skip
-        write(id, state="RUNNING")
         while script.poll() is None:
             time.sleep(0.05)
             if taken(f"{id}.requeue"):
@@ -167,10 +167,9 @@ def scontrol(words: list[str]) -> None:
 def srun(words: list[str]) -> None:
     while words[0].startswith("--"):
         words.pop(0)
-    step = subprocess.Popen(words, start_new_session=True)
-    with open(HERE / f"{os.environ['SLURM_JOB_ID']}.steps", "a") as steps:
-        steps.write(f"{step.pid}\n")
-    sys.exit(step.wait() % 256)
+    steps = HERE / f"{os.environ['SLURM_JOB_ID']}.steps"
+    noted = ["sh", "-c", 'echo $$ >> "$0"; exec "$@"', str(steps), *words]  # before the step does anything
+    sys.exit(subprocess.Popen(noted, start_new_session=True).wait() % 256)
 
 
 def docker(words: list[str]) -> None:

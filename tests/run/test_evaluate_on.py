@@ -122,11 +122,13 @@ def test_votes_are_counted_and_printed(benchmarks: Path, endpoint: Any, capsys: 
         return says(("\\boxed{%d}", "\\boxed{%d.0}", "\\boxed{0%d0}", "so \\boxed{ %d }")[body["seed"] % 4] % n)
 
     seeds: dict[str, int] = {}
+    one_at_a_time = threading.Lock()
 
     def in_turn(body: dict[str, Any]) -> Answer:
         question = body["messages"][-1]["content"]
-        seeds[question] = seeds.get(question, -1) + 1
-        return answer(body | {"seed": seeds[question]})
+        with one_at_a_time:
+            seeds[question] = seeds.get(question, -1) + 1
+            return answer(body | {"seed": seeds[question]})
 
     endpoint.answers = in_turn
     words = (endpoint.url, "--on", "gsm8k", "--samples", "4", "--temperature", "1")
@@ -186,7 +188,13 @@ def test_an_answer_that_fails_is_asked_for_again(
 ) -> None:
     monkeypatch.setattr("whet.fetch.http.pause", lambda *_: 0.0)
     failures = [(429, {"error": "slow down"}), (500, {}), (200, {"choices": []})]
-    endpoint.answers = lambda body: failures.pop() if failures else right(body)
+    one_at_a_time = threading.Lock()
+
+    def answer(body: dict[str, Any]) -> Answer:
+        with one_at_a_time:
+            return failures.pop() if failures else right(body)
+
+    endpoint.answers = answer
     assert evaluated(endpoint.url, "--on", "gsm8k", "--json") == 0
     assert json.loads(capsys.readouterr().out)["sets"]["gsm8k"]["accuracy"] == 1.0
     assert len(endpoint.requests) == 6 + 3

@@ -19,6 +19,9 @@ STATE = Path(os.environ["STUB_ENGINE"])
 NAMESPACES = ("--mount", "--pid", "--net", "--ipc")
 SETUP = r"""
 set -e
+for moment in $(seq 6000); do  # without this file there is no container for other commands
+  if [ -e $PLACE/pid ]; then break; fi; sleep 0.01
+done
 mount --make-rprivate / && mount -t tmpfs stub /mnt && cd /mnt
 for name in bin sbin lib lib64 usr; do
   if [ -L /$name ]; then cp -a /$name $name; elif [ -d /$name ]; then mkdir $name; mount --rbind /$name $name; fi
@@ -46,10 +49,15 @@ def run(given: argparse.Namespace, command: list[str]) -> int:
     folders = [value.split(":")[0] for value in given.tmpfs]
     size = next(part for part in given.tmpfs[0].split(",") if part.startswith("size=")).removeprefix("size=")
     users = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+    place = STATE / given.name
+    place.mkdir(parents=True)
+    labels = dict(label.split("=", 1) for label in given.label)
+    (place / "labels").write_text(json.dumps(labels))
     process = subprocess.Popen(
         ["unshare", *users, *NAMESPACES, "--fork", "--kill-child", "bash", "-c", SETUP, "stub", *command],
         env={
             "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+            "PLACE": str(place),
             "FOLDERS": " ".join(folders),
             "SIZE": size,
             "VOLUMES": " ".join(given.volume),
@@ -57,11 +65,8 @@ def run(given: argparse.Namespace, command: list[str]) -> int:
         },
         start_new_session=True,
     )
-    place = STATE / given.name
-    place.mkdir(parents=True)
-    labels = dict(label.split("=", 1) for label in given.label)
-    (place / "labels").write_text(json.dumps(labels))
-    (place / "pid").write_text(str(process.pid))
+    (place / "new").write_text(str(process.pid))
+    (place / "new").rename(place / "pid")
     status = process.wait()
     shutil.rmtree(place, ignore_errors=True)
     return status

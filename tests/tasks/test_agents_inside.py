@@ -88,11 +88,11 @@ class SameAsOnTheMachine:
         assert "python3 exited with status 1 for repositories/train/0; its output ends: broken" in str(episode.error)
 
     def test_a_command_that_hangs_is_ended_at_its_deadline(self, kind: RuntimeKind) -> None:
-        code = "turn(); subprocess.Popen(['setsid', 'sleep', '31536']); import time; time.sleep(1000)"
+        code = "turn(); subprocess.Popen(['setsid', 'sleep', '31539']); import time; time.sleep(1000)"
         episode = episode_of(code, gold(tasks_in(kind)), kind=kind, deadline=10.0)
         assert episode.status == Status.FAILED
         assert "python3 took more than data.deadline = 10 s" in str(episode.error)
-        assert eventually(lambda: subprocess.run(["pgrep", "-f", "^sleep 31536"], check=False).returncode == 1)
+        assert eventually(lambda: subprocess.run(["pgrep", "-f", "^sleep 31539"], check=False).returncode == 1)
 
     def test_the_token_of_another_episode_and_other_places_are_not_reached(self, kind: RuntimeKind) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:

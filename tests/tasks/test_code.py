@@ -53,7 +53,7 @@ def fenced(source: str) -> str:
 def tasks_of(folder: Path, *rows: dict[str, Any], **settings: Any) -> Code:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Code(path=str(path), test_size=0, limits={"workers": 1, "cpu_s": 2, "deadline_s": 5}, **settings)
+    return Code(path=str(path), test_size=0, limits={"workers": 1, "cpu_s": 2, "deadline_s": 30}, **settings)
 
 
 def grade(taskset: Code, *answers: str, number: int = 0) -> list[dict[str, float]]:
@@ -110,7 +110,7 @@ def test_the_reward_is_the_share_of_tests_if_the_recipe_sets_it(tmp_path: Path) 
 def test_time_for_all_tests_is_bounded(tmp_path: Path) -> None:
     many = {"question": "?", "verifier_metadata": {"unit_tests": {"inputs": ["1"] * 50, "outputs": ["1"] * 50}}}
     slow = fenced("import time\ntime.sleep(1)\nprint(input())")
-    scores = grade(tasks_of(tmp_path, many, reward="share", total_s=4.0), slow)[0]
+    scores = grade(tasks_of(tmp_path, many, reward="share", total_s=8.0), slow)[0]
     assert 0 < scores["passed"] < 0.2
     assert scores["reward"] == scores["passed"]
 

@@ -21,7 +21,7 @@ from whet.tools.toolbox import ToolLimits
 pytestmark = pytest.mark.skipif(bool(_problem()), reason=f"this system can't isolate commands: {_problem()}")
 
 SMALL: dict[str, Any] = {"train_size": 12, "test_size": 2}
-LIMITS = ShellLimits(deadline_s=2, memory_mib=128, disk_mib=2, processes=12, output_bytes=300)
+LIMITS = ShellLimits(deadline_s=5, memory_mib=128, disk_mib=2, processes=12, output_bytes=300)
 
 
 def played(tasks: ShellTasks, task: Task, *calls: tuple[str, dict[str, Any]]) -> Step:
@@ -53,8 +53,8 @@ def counting() -> ShellTasks:
 
 
 HOSTILE = {
-    "never ends": ("while true; do :; done", "[killed after 2 s"),
-    "forks without limit": ("f() { f | f & }; f; while true; do :; done", "[killed after 2 s"),
+    "never ends": ("while true; do :; done", "[killed after 5 s"),
+    "forks without limit": ("f() { f | f & }; f; while true; do :; done", "[killed after 5 s"),
     "fills the disk": ("head -c 9000000 /dev/zero > full", "[exit status"),
     "fills the memory": ("python3 -c 'x = bytearray(1 << 30)'", "[exit status 1]"),
     "kills everything": ("kill -9 -1; kill -9 $$", "[killed by signal 9]"),

@@ -3,6 +3,7 @@ engines are processes as in a run; each rank believes that it has a separate dev
 itself is not run here."""
 
 import asyncio
+import gc
 import inspect
 import pickle
 import time
@@ -350,6 +351,7 @@ def test_a_bucket_counts_as_taken_when_the_device_has_read_it(monkeypatch: pytes
 
 
 def test_memory_is_let_go_with_its_last_view_on_each_side() -> None:
+    gc.collect()  # what other tests left behind
     before = mapped()
     one, handle = shared_memory.share(4096, CPU)
     other = shared_memory.open_shared(handle, 4096, CPU)
@@ -365,6 +367,7 @@ def test_memory_is_let_go_with_its_last_view_on_each_side() -> None:
 
 def test_when_buffers_are_replaced_the_old_ones_stay_until_the_engines_have_the_new() -> None:
     here = BufferWriter(CPU)
+    gc.collect()  # what other tests left behind
     before = mapped()
     for size, held in ((64, 2), (4096, 4)):
         here.open(((Entry("w", "uint8", (size,), 0),),))
