@@ -6,6 +6,7 @@ and a context of at least 128 tokens. Tests of exact numbers, which not every en
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -132,10 +133,11 @@ class EngineContract:
             cancelled = asyncio.create_task(generator.sample(OTHER, SamplingParams(60, seed=2), "b"))
             other = asyncio.create_task(generator.sample(PROMPT, SamplingParams(30, seed=1), "c"))
             await asyncio.sleep(0.01)
-            cancelled.cancel()
+            in_time = cancelled.cancel()  # it may have ended
             assert (await other).tokens == alone.tokens
-            with pytest.raises(asyncio.CancelledError):
-                await cancelled
+            if in_time:
+                with pytest.raises(asyncio.CancelledError):
+                    await cancelled
 
         self.run(generator, body)
 
@@ -143,13 +145,19 @@ class EngineContract:
 class PausableContract(EngineContract):
     """The contract of engines that also pause."""
 
+    @staticmethod
+    def held(generator: Any) -> AbstractContextManager[None]:
+        """Keep long requests in flight meanwhile, in engines that tests can hold."""
+        return nullcontext()
+
     def test_requests_in_flight_survive_a_pause_and_report_both_versions(self, generator: PausableEngine[Any]) -> None:
         async def body() -> None:
             await generator.pause()
             await generator.resume(3)
-            task = asyncio.create_task(generator.sample(PROMPT, SamplingParams(100, seed=1), "s"))
-            before = await generator.sample(PROMPT, SamplingParams(2, seed=1), "short")
-            await generator.pause()
+            with self.held(generator):
+                task = asyncio.create_task(generator.sample(PROMPT, SamplingParams(100, seed=1), "s"))
+                before = await generator.sample(PROMPT, SamplingParams(2, seed=1), "short")
+                await generator.pause()
             assert not task.done()
             await asyncio.sleep(0.05)
             assert not task.done()

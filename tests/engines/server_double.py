@@ -40,6 +40,7 @@ class Double:
         import torch
         from transformers import AutoConfig, AutoTokenizer
 
+        from tests.engines.holding import hold
         from whet.engines.torch.config import TorchGeneratorConfig
         from whet.engines.torch.generator import TorchGenerator
         from whet.engines.torch.loading import build_engine_model
@@ -57,7 +58,7 @@ class Double:
         model = build_engine_model(facts, weights, torch.float32, vision=vision)
         self.generator = TorchGenerator(config, model, self.tokenizer, images=self.images)
         self.labels = ["default"]  # of the generator's versions
-        self.held = folder / "held"  # a file; while it is there, no long completion is answered
+        hold(self.generator, (folder / "held").exists)  # a file; while it is there, no long completion is answered
         self.paused = False
 
     async def sample(
@@ -77,10 +78,7 @@ class Double:
             stop=tuple(settings["stop"]),
             images=tuple(images),
         )
-        done = await self.generator.sample(prompt, params)
-        while limit >= 400 and self.held.exists():
-            await asyncio.sleep(0.02)
-        return done
+        return await self.generator.sample(prompt, params)
 
     async def pieces(
         self, prompt: list[int], settings: dict[str, Any], limit: int, seed: int, images: Sequence[str] = ()

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract
+from tests.engines.holding import held
 from tests.engines.test_torch_generator import DTYPES, MODELS, STATES
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
 from whet.base.errors import ConfigError
@@ -46,6 +47,8 @@ def same(ones: Sequence[Completion], others: Sequence[Completion]) -> bool:
 
 
 class TestContract(PausableContract):
+    held = staticmethod(held)
+
     @pytest.fixture
     def generator(self) -> TorchGenerator:
         return make(max_batch=12)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, run, sample_all
+from tests.engines.holding import held
 from tests.engines.test_torch_generator import make
 from tests.toy import toy_recipe
 from tests.weights.test_in_process import learn_something
@@ -22,6 +23,8 @@ def routed(replicas: int = 2, prefix_weight: float = 8.0) -> Router:
 
 
 class TestContract(PausableContract):
+    held = staticmethod(held)
+
     @pytest.fixture
     def generator(self) -> Router:
         return routed()

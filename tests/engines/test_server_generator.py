@@ -1,6 +1,8 @@
 """Engines on servers that are already running, against doubles of vLLM's and SGLang's (``server_double``)."""
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,16 @@ class ServerContract(PausableContract):
     """The contract, for a generator on one double that already has weights."""
 
     protocol = "vllm"
+    holds: Path  # a file; while it is there, the double answers no long request
+
+    @classmethod
+    @contextmanager
+    def held(cls, generator: object) -> Iterator[None]:  # type: ignore[override]
+        cls.holds.touch()
+        try:
+            yield
+        finally:
+            cls.holds.unlink()
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -25,6 +37,7 @@ class ServerContract(PausableContract):
         folder = tmp_path_factory.mktemp("model")
         tiny_llama(initializer_range=0.3).save_pretrained(folder)
         tiny_tokenizer().save_pretrained(folder)
+        cls.holds = folder / "held"
         with doubles(cls.protocol, folder) as (server,):
             yield server
 

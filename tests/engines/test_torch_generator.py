@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, PreTrainedModel
 
 from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, run, sample_all
+from tests.engines.holding import held
 from tests.tiny import VOCAB, tiny_gemma, tiny_granite, tiny_llama, tiny_qwen3, tiny_qwen3_5, tiny_tokenizer
 from tests.weights.collected import load_into
 from whet.base.errors import ConfigError, DeadlineError, RefitError, WhetError
@@ -34,6 +35,8 @@ def make(
 
 
 class TestContract(PausableContract):
+    held = staticmethod(held)
+
     @pytest.fixture
     def generator(self) -> TorchGenerator:
         return make(max_batch=12)
@@ -41,6 +44,8 @@ class TestContract(PausableContract):
 
 @pytest.mark.parametrize("generator", STATES, indirect=True)
 class TestContractWithStates(PausableContract):
+    held = staticmethod(held)
+
     @pytest.fixture
     def generator(self, request: pytest.FixtureRequest) -> TorchGenerator:
         return make(request.param, max_batch=12)
@@ -164,9 +169,10 @@ def test_new_weights_give_what_a_fresh_engine_gives_and_keep_requests_under_way(
 
     async def body() -> None:
         before = await old.sample(*request, "s")
-        under_way = asyncio.create_task(old.sample(OTHER, SamplingParams(200, seed=4), "s"))
-        await old.sample(PROMPT, SamplingParams(1), "s")
-        await load_into(old, new.items(), 1)
+        with held(old):
+            under_way = asyncio.create_task(old.sample(OTHER, SamplingParams(200, seed=4), "s"))
+            await old.sample(PROMPT, SamplingParams(1), "s")
+            await load_into(old, new.items(), 1)
         after, expected = await old.sample(*request, "s"), await fresh.sample(*request, "s")
         await fresh.close()
         assert before.tokens != after.tokens
@@ -334,9 +340,10 @@ def test_closing_returns_what_was_sampled_so_far_as_aborted() -> None:
     generator = make()
 
     async def body() -> None:
-        task = asyncio.create_task(generator.sample(PROMPT, SamplingParams(400), "s"))
-        await generator.sample(PROMPT, SamplingParams(3), "s")
-        await generator.close()
+        with held(generator):
+            task = asyncio.create_task(generator.sample(PROMPT, SamplingParams(400), "s"))
+            await generator.sample(PROMPT, SamplingParams(3), "s")
+            await generator.close()
         c = await task
         assert c.finish_reason == "aborted"
         assert 0 < len(c.tokens) < 400
@@ -398,9 +405,10 @@ def test_keys_of_requests_under_way_are_computed_anew_under_new_weights_or_kept(
     generator, reference = make(model, on_refit=on_refit, max_batch=3), model(seed=1, initializer_range=0.3)
 
     async def body() -> None:
-        tasks = [asyncio.create_task(generator.sample(OTHER, SamplingParams(200, seed=i), "s")) for i in range(5)]
-        await generator.sample(PROMPT, SamplingParams(2), "s")
-        await load_into(generator, reference.state_dict().items(), 1)
+        with held(generator):
+            tasks = [asyncio.create_task(generator.sample(OTHER, SamplingParams(200, seed=i), "s")) for i in range(5)]
+            await generator.sample(PROMPT, SamplingParams(2), "s")
+            await load_into(generator, reference.state_dict().items(), 1)
         for c in await asyncio.gather(*tasks):
             assert c.versions[1] == 1
             with torch.no_grad():
