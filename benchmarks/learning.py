@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 
 from whet.core.batch import Batch
 from whet.core.types import Distribution, Episode, Group, Span, Task, Trajectory
-from whet.learner.precision import fastest_on_cpu
 from whet.models.attention.forest import forest_hidden
 from whet.models.compiled import compile_layers
 from whet.models.head import head_of
 from whet.models.loading import LoraSettings, ModelConfig, load_model
+from whet.models.rates import fastest_matmul_precision
 from whet.processes.machine import keep_freed_memory
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     keep_freed_memory()  # as runs do
     dtype = chosen_dtype(chosen.precision)
     if dtype == torch.float32:
-        torch.set_float32_matmul_precision(fastest_on_cpu())  # as learners do
+        torch.set_float32_matmul_precision(fastest_matmul_precision())  # as learners do
     model = load_model(ModelConfig(lora=LoraSettings() if chosen.lora else None), dtype=torch.float32)
     if chosen.compile:
         compile_layers(model, torch.device("cpu"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from whet.learner.precision import fastest_on_cpu
 from whet.models.precision import choose_precision, multiplies_bfloat16
+from whet.models.rates import fastest_matmul_precision
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
@@ -44,7 +44,7 @@ def product_rate(m: int, k: int, n: int, dtype: torch.dtype, repeats: int = 5) -
     a, b = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
     if dtype == torch.float32:
         before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(fastest_on_cpu())
+        torch.set_float32_matmul_precision(fastest_matmul_precision())
         try:
             return 2e-9 * m * k * n / seconds(lambda: a @ b.T, repeats)
         finally:

@@ -5,6 +5,7 @@ import torch
 
 from tests.learner.parts import PolicyGradient, assert_same, gradients, published, some_batch, whole, worker
 from whet.learner import model, precision
+from whet.models import rates
 from whet.models.config import LoraSettings
 
 CPU = torch.device("cpu")
@@ -12,14 +13,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def measured_anew():
-    precision.fastest_on_cpu.cache_clear()
+    rates.fastest_matmul_precision.cache_clear()
     yield
-    precision.fastest_on_cpu.cache_clear()
+    rates.fastest_matmul_precision.cache_clear()
 
 
 def test_all_learners_of_a_process_get_what_was_measured_once(monkeypatch):
     chosen = precision.choose_matmul_precision("auto", "float32", CPU)
-    monkeypatch.setattr(precision, "_measure", None)
+    monkeypatch.setattr(rates, "_time_float32", None)
     assert precision.choose_matmul_precision("auto", "float32", CPU) == chosen
 
 
@@ -34,7 +35,7 @@ def test_all_learners_of_a_process_get_what_was_measured_once(monkeypatch):
 )
 def test_medium_is_chosen_where_it_is_faster_and_as_exact(monkeypatch, highest, medium, chosen):
     times = {"highest": highest, "medium": medium}
-    monkeypatch.setattr(precision, "_measure", lambda name, *_: times[name])
+    monkeypatch.setattr(rates, "_time_float32", lambda name, *_: times[name])
     assert precision.choose_matmul_precision("auto", "float32", CPU) == chosen
 
 
@@ -42,7 +43,7 @@ def test_measuring_is_real_and_leaves_the_setting_as_it_was():
     before = torch.get_float32_matmul_precision()
     assert precision.choose_matmul_precision("auto", "float32", CPU) in ("highest", "medium")
     assert torch.get_float32_matmul_precision() == before
-    seconds, error = precision._measure("highest", 64, 128)
+    seconds, error = rates._time_float32("highest", 64, 128)
     torch.set_float32_matmul_precision(before)
     assert seconds > 0
     assert 0 < error < 1e-6
@@ -50,7 +51,7 @@ def test_measuring_is_real_and_leaves_the_setting_as_it_was():
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float64"])
 def test_nothing_is_measured_where_it_could_not_matter(monkeypatch, kind):
-    monkeypatch.setattr(precision, "_measure", None)
+    monkeypatch.setattr(rates, "_time_float32", None)
     assert precision.choose_matmul_precision("auto", kind, CPU) == "highest"
     assert precision.choose_matmul_precision("medium", "float32", CPU) == "medium"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.tiny import tiny_llama, tiny_qwen3_moe
-from whet.models import precision
+from whet.models import precision, rates
 from whet.models.precision import Instructions, choose_precision
 from whet.models.rates import Rates, Shapes, measure
 
@@ -23,7 +23,7 @@ def measured_anew():
 
 
 @pytest.mark.parametrize(
-    ("rates", "chosen", "emulates"),
+    ("measured", "chosen", "emulates"),
     [
         (Rates(60, 160, 40, 90), "bfloat16", False),
         (Rates(100, 150, 50, 75), "bfloat16", False),
@@ -35,8 +35,8 @@ def measured_anew():
     ],
     ids=["fast", "by half", "by less", "alike", "emulated", "only batched products emulated", "a little slower"],
 )
-def test_bfloat16_is_chosen_where_all_products_together_are_faster_by_half(rates, chosen, emulates):
-    assert (rates.chosen, rates.emulates) == (chosen, emulates)
+def test_bfloat16_is_chosen_where_all_products_together_are_faster_by_half(measured, chosen, emulates):
+    assert (measured.chosen, measured.emulates) == (chosen, emulates)
 
 
 def test_the_gain_is_that_of_the_time_that_a_model_takes():
@@ -68,6 +68,15 @@ def test_all_of_a_process_get_what_was_measured_once_and_threads_stay_as_they_we
     assert min(choice.rates.of("float32") + choice.rates.of("bfloat16")) > 0
     assert choose_precision(config, "cpu").rates is choice.rates
     assert torch.get_num_threads() == threads
+
+
+def test_float32_is_measured_by_the_library_that_learners_use(monkeypatch):
+    seen, before = set(), torch.get_float32_matmul_precision()
+    monkeypatch.setattr(rates, "fastest_matmul_precision", lambda: "medium")
+    monkeypatch.setattr(rates._Product, "time", lambda product: seen.add(torch.get_float32_matmul_precision()) or 1.0)
+    measure(Shapes(), seconds=0)
+    assert seen == {"medium"}
+    assert torch.get_float32_matmul_precision() == before
 
 
 def test_nothing_is_measured_for_layers_too_narrow_to_matter(monkeypatch):

@@ -1,13 +1,10 @@
 """The precision of a learner's computations, also matrix products of layers in float8 (arXiv 2209.05433), with torchao,
 rescaled for each tensor, forward and backward."""
 
-import time
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.base.errors import ConfigError
@@ -16,11 +13,9 @@ from whet.learner.config import LearnerConfig, MatmulPrecision, Precision, Worke
 from whet.models.attention.forest import decoder_of
 from whet.models.loading import load_model_config
 from whet.models.precision import autocast_modules, choose_precision
+from whet.models.rates import fastest_matmul_precision
 from whet.models.stages import layers_of
 from whet.parallel.mesh import Ranks
-
-_GAIN = 1.1  # how much faster "medium" must be to be chosen over "highest"
-_ACCURACY = 2.0  # how many times the error of "highest" it may have
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
@@ -62,38 +57,7 @@ def choose_matmul_precision(setting: MatmulPrecision, precision: Precision, devi
     """
     if setting != "auto":
         return setting
-    return fastest_on_cpu() if device.type == "cpu" and precision == "float32" else "highest"
-
-
-@cache
-def fastest_on_cpu() -> str:
-    """Return the faster precision, measured once per process in about 0.1 s. On a CPU the two use different libraries,
-    and which is faster depends on the machine. If "medium" rounds to bfloat16, its error shows in the measurement and
-    it is not chosen."""
-    before = torch.get_float32_matmul_precision()
-    try:
-        measured = {name: _measure(name) for name in ("highest", "medium")}
-    finally:
-        torch.set_float32_matmul_precision(before)
-    (slow, error), (fast, rough) = measured["highest"], measured["medium"]
-    return "medium" if fast * _GAIN < slow and rough < _ACCURACY * error else "highest"
-
-
-def _measure(name: str, width: int = 576, inner: int = 1536, rows: int = 512) -> tuple[float, float]:
-    """Return (seconds, relative error) of a linear layer (of a small model), forward and backward; the fastest of a few
-    runs."""
-    torch.set_float32_matmul_precision(name)
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn(rows, width, generator=random, requires_grad=True)
-    weight = torch.randn(inner, width, generator=random, requires_grad=True)
-    seconds, result = [], Tensor()
-    for _ in range(4):
-        begun = time.perf_counter()
-        result = F.linear(x, weight)
-        torch.autograd.grad(result, [x, weight], result.detach())
-        seconds.append(time.perf_counter() - begun)
-    exact = F.linear(x.detach().double(), weight.detach().double())
-    return min(seconds), float((result.detach() - exact).norm() / exact.norm())
+    return fastest_matmul_precision() if device.type == "cpu" and precision == "float32" else "highest"
 
 
 def keep_in_bfloat16(model: nn.Module, precision: Precision) -> None:

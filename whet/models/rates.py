@@ -1,7 +1,8 @@
 """The rates at which a device multiplies matrices of a model's shapes, in float32 and in bfloat16, in GFLOP/s, and the
 resulting precision.
 
-On a CPU the rates are per core, by the processor time of one thread, so that other programs don't change the choice.
+On a CPU the rates are per core, by the processor time of one thread, so that other programs don't change the choice,
+and in float32 by the faster of torch's two libraries, as learners compute.
 """
 
 import time
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Multiplies = Literal["float32", "bfloat16"]
 
 GAIN = 1.5  # minimum gain of bfloat16; with a smaller one the choice could differ from run to run
+_FASTER = 1.1  # how much faster "medium" must be to be chosen over "highest" for products in float32
+_ACCURACY = 2.0  # how many times the error of "highest" it may have
 _BATCHED = 0.1  # share of attention's products in the operations of a small model on short texts
 _LEAST_ROUNDS = 2  # the first round also initialises kernels
 _MOST_WORK = 4e8  # maximum number of operations of a product on a CPU
@@ -110,7 +113,7 @@ def measure(shapes: Shapes, device: str = "cpu", seconds: float = 0.5) -> Rates:
     ]
     fastest = [float("inf")] * len(products)
     end, rounds = time.perf_counter() + seconds, 0
-    with torch.inference_mode(), torch.autocast(device, enabled=False), _one_thread():
+    with _fastest_float32(device), torch.inference_mode(), torch.autocast(device, enabled=False), _one_thread():
         while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
             for index, product in enumerate(products):
                 fastest[index] = min(fastest[index], product.time())
@@ -132,6 +135,37 @@ def measure(shapes: Shapes, device: str = "cpu", seconds: float = 0.5) -> Rates:
     )
 
 
+@cache
+def fastest_matmul_precision() -> str:
+    """Return ``highest`` or ``medium`` (torch.set_float32_matmul_precision), the faster one in float32 on this CPU,
+    measured once per process in about 0.1 s. The two use different libraries, and which is faster depends on the
+    machine. If "medium" rounds to bfloat16, its error shows in the measurement and it is not chosen."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        measured = {name: _time_float32(name) for name in ("highest", "medium")}
+    finally:
+        torch.set_float32_matmul_precision(before)
+    (slow, error), (fast, rough) = measured["highest"], measured["medium"]
+    return "medium" if fast * _FASTER < slow and rough < _ACCURACY * error else "highest"
+
+
+def _time_float32(name: str, width: int = 576, inner: int = 1536, rows: int = 512) -> tuple[float, float]:
+    """Return (seconds, relative error) of a linear layer (of a small model), forward and backward; the fastest of a few
+    runs."""
+    torch.set_float32_matmul_precision(name)
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, width, generator=random, requires_grad=True)
+    weight = torch.randn(inner, width, generator=random, requires_grad=True)
+    seconds, result = [], Tensor()
+    for _ in range(4):
+        begun = time.perf_counter()
+        result = linear(x, weight)
+        torch.autograd.grad(result, [x, weight], result.detach())
+        seconds.append(time.perf_counter() - begun)
+    exact = linear(x.detach().double(), weight.detach().double())
+    return min(seconds), float((result.detach() - exact).norm() / exact.norm())
+
+
 @dataclass(frozen=True, slots=True)
 class _Product:
     kind: Literal["linear", "batched"]
@@ -151,6 +185,17 @@ class _Product:
         self.run()
         torch.cuda.synchronize()
         return time.perf_counter() - begun
+
+
+@contextmanager
+def _fastest_float32(device: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    if device == "cpu":
+        torch.set_float32_matmul_precision(fastest_matmul_precision())
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager
