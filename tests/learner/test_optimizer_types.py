@@ -20,6 +20,7 @@ TYPES: list[dict[str, Any]] = [
     {"type": "adafactor"},
     {"type": "torch.optim:RMSprop", "settings": {"momentum": 0.5}},
     {"type": "tests.learner.test_optimizer_types:Counting"},
+    {"type": "tests.learner.test_optimizer_types:Estimating"},
     {
         "groups": (
             {"match": "mlp", "lr": 1e-3},
@@ -43,6 +44,31 @@ class Counting(torch.optim.Optimizer):
                 state = self.state[p]
                 state["count"] = state.get("count", 0) + 1
                 p.sub_(p.grad.sign(), alpha=group["lr"] / state["count"])
+
+
+class Estimating(torch.optim.Optimizer):
+    """Keeps a count and an estimate in its groups, as Prodigy and schedule-free optimizers do."""
+
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
+        super().__init__(params, {"lr": lr, "count": 0, "size": 1.0, "sizes": (1.0,), "mean": torch.zeros(())})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["count"] += 1
+            group["mean"] += 0.1
+            group["size"] = sum(float(p.grad.abs().mean()) for p in group["params"]) + 0.5 * group["size"]
+            group["sizes"] = (*group["sizes"], group["size"])
+            for p in group["params"]:
+                p.sub_(p.grad.sign(), alpha=group["lr"] / group["count"] * (sum(group["sizes"]) + float(group["mean"])))
+
+
+class Hoarding(Counting):
+    """Keeps what can't be saved."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.param_groups[0]["model"] = object()
 
 
 def optimizer(**settings: Any) -> OptimizerConfig:
@@ -194,6 +220,20 @@ def test_what_cannot_be_sharded_is_refused_at_reading(
 ) -> None:
     with pytest.raises((ConfigError, ValidationError), match=re.escape(message)):
         toy_recipe(tiny_model, optimizer=settings, parallel=parallel)
+
+
+def test_what_an_optimizer_keeps_in_its_groups_is_saved_or_named(qwen: Any, tmp_path: Any) -> None:
+    hoarding = worker(qwen, optimizer=optimizer(type="tests.learner.test_optimizer_types:Hoarding"))
+    hoarding.update(cut(some_batch(0), 30), PolicyGradient())
+    with pytest.raises(WhetError, match=r"keeps in its parameter groups what can't be saved .*object is not JSON"):
+        hoarding.state.save(tmp_path)
+    kind = {"type": "tests.learner.test_optimizer_types:Estimating"}
+    saved = worker(qwen, optimizer=optimizer(**kind))
+    saved.update(cut(some_batch(0), 30), PolicyGradient())
+    saved.state.save(tmp_path)
+    other = worker(qwen, optimizer=optimizer(**kind, groups=({"match": "mlp", "lr": 1e-3},)))
+    with pytest.raises(WhetError, match=r"saved with 2 parameter groups and has 3: resume with the optimizer\.groups"):
+        other.state.load(tmp_path)
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused(qwen: Any, tmp_path: Any) -> None:

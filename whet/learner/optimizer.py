@@ -1,8 +1,9 @@
 """The optimizer, its learning rate schedule, and the gradient norm."""
 
+import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -173,6 +174,58 @@ def restored(state: Mapping[str, Any]) -> dict[str, object]:
     return {
         kind.removesuffix(NUMBER): tensor.item() if kind.endswith(NUMBER) else tensor for kind, tensor in state.items()
     }
+
+
+def group_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of each parameter group, but the learning rate, as plain data; tensors of one number as that
+    number."""
+    return [
+        {
+            key: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            for key, value in group.items()
+            if key not in ("params", "lr")
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def changed_settings(optimizer: torch.optim.Optimizer, made: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the settings of each group that are not as they were ``made``: some optimizers keep counts and estimates
+    there. Raises ``WhetError`` for one that is not plain data."""
+    changed = [
+        {key: value for key, value in now.items() if key not in before or _differ(value, before[key])}
+        for now, before in zip(group_settings(optimizer), made, strict=True)
+    ]
+    try:
+        json.dumps(changed)
+    except (TypeError, ValueError) as error:
+        raise WhetError(f"the optimizer keeps in its parameter groups what can't be saved ({error})") from None
+    return changed
+
+
+def _differ(first: object, second: object) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return not torch.equal(first, second)
+    return isinstance(first, Tensor) or isinstance(second, Tensor) or bool(first != second)
+
+
+def check_settings(optimizer: torch.optim.Optimizer, changed: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ``WhetError`` if changed settings belong to other groups."""
+    if any(changed) and len(changed) != len(optimizer.param_groups):
+        raise WhetError(
+            f"the optimizer was saved with {len(changed)} parameter groups and has {len(optimizer.param_groups)}: "
+            "resume with the optimizer.groups that it was saved with"
+        )
+
+
+def restore_settings(optimizer: torch.optim.Optimizer, changed: Sequence[Mapping[str, Any]]) -> None:
+    """Set what ``changed_settings`` returned."""
+    for group, values in zip(optimizer.param_groups, changed, strict=False):
+        for key, value in values.items():
+            if isinstance(group.get(key), Tensor):
+                group[key].fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
 
 
 def _is_adamw(optimizer: torch.optim.Optimizer) -> bool:

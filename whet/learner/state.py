@@ -5,11 +5,12 @@ A single rank writes ``model.safetensors`` and ``optimizer.safetensors``; with s
 every tensor (``whet.learner.sharded_files``). Both can be read by any number of ranks, with any sharding of the model.
 """
 
+import copy
 import json
 import socket
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,15 @@ from whet.base.files import save_tensors, write_atomically
 from whet.learner.balance import BIAS
 from whet.learner.config import LearnerConfig
 from whet.learner.model import LearnerModel
-from whet.learner.optimizer import pieces, restored, stored_state
+from whet.learner.optimizer import (
+    changed_settings,
+    check_settings,
+    group_settings,
+    pieces,
+    restore_settings,
+    restored,
+    stored_state,
+)
 from whet.learner.sharded_files import described, fill, write_pieces
 from whet.models.fit import match
 from whet.parallel.mesh import Ranks, fail_together
@@ -42,6 +51,7 @@ class Progress:
     skipped: int = 0
     skipped_in_a_row: int = 0
     optimizer: str = "adamw"  # its type
+    groups: list[dict[str, Any]] = field(default_factory=list)  # what it has changed in its parameter groups
 
 
 class LearnerState:
@@ -58,6 +68,7 @@ class LearnerState:
     ) -> None:
         self.progress = progress
         self._model, self._optimizer, self._config, self._ranks = model, optimizer, config, ranks
+        self._made = [] if optimizer is None else copy.deepcopy(group_settings(optimizer))
         self._saving: _Saving | None = None
         self._writer = JobThread("save")
 
@@ -65,7 +76,7 @@ class LearnerState:
         """Write weights, moments and progress into an existing folder."""
         self._check_there(folder)
         self._write(folder, *self._tensors(), None if self._ranks is None else self._ranks.messages)
-        self._write_facts(folder, asdict(self.progress))
+        self._write_facts(folder, self._facts())
 
     def begin_save(self, folder: Path) -> None:
         """Start a background save: return once there is a copy. Only one at a time; ``finish_save`` ends it."""
@@ -78,7 +89,7 @@ class LearnerState:
         # Writing threads use a separate process group, so that their messages don't mix with messages of training.
         group = None if self._ranks is None else self._ranks.background
         written = self._writer.submit(self._write, folder, weights, moments, group)
-        self._saving = _Saving(folder, asdict(self.progress), written)
+        self._saving = _Saving(folder, self._facts(), written)
 
     def save_written(self) -> bool:
         """Return whether ``finish_save`` would return without waiting on this rank."""
@@ -112,12 +123,14 @@ class LearnerState:
             progress = _read_facts(folder)
             stored = described(folder)
             states: dict[str, dict[str, Any]] = {}
-            if self._optimizer is not None and any("/" in name for name in stored):
+            of_optimizer = any(progress.groups) or any("/" in name for name in stored)
+            if self._optimizer is not None and of_optimizer:
                 if progress.optimizer != self.progress.optimizer:
                     raise WhetError(
                         f"{folder} was saved with optimizer.type = {progress.optimizer}, not "
                         f"{self.progress.optimizer}; resume with the type that it was saved with"
                     )
+                check_settings(self._optimizer, progress.groups)
                 states = {name: stored_state(self._optimizer, tensors[name], name, stored) for name in trained}
             moments = {piece: tensor for name in states for piece, tensor in pieces(states[name], name).items()}
             filled = weights | self._stored(moments)
@@ -134,10 +147,16 @@ class LearnerState:
             self._optimizer.state.clear()
             for name, state in states.items():
                 self._optimizer.state[tensors[name]] = restored(state)
+            restore_settings(self._optimizer, progress.groups)
         if self._config.matmul_precision != "auto":
             progress.matmul_precision = self._config.matmul_precision
         torch.set_float32_matmul_precision(progress.matmul_precision)
         self.progress = progress
+
+    def _facts(self) -> dict[str, Any]:
+        if self._optimizer is not None:
+            self.progress.groups = changed_settings(self._optimizer, self._made)
+        return asdict(self.progress)
 
     def _changing(self) -> dict[str, Tensor]:
         """Return the tensors that training changes, by name: all, without duplicates of tied weights; if some are
