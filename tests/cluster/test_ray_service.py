@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from importlib.util import find_spec
 
 import pytest
@@ -24,6 +25,7 @@ class Waiter:
 
     def __init__(self, config: Config, info: RankInfo) -> None:
         self.waiting = self.cancelled = 0
+        self.released = asyncio.Event()
 
     def pid(self) -> int:
         return os.getpid()
@@ -31,7 +33,9 @@ class Waiter:
     async def wait(self, seconds: float) -> int:
         self.waiting += 1
         try:
-            await asyncio.sleep(seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.released.wait()
             return self.waiting
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -41,6 +45,9 @@ class Waiter:
 
     def counts(self) -> tuple[int, int]:
         return self.waiting, self.cancelled
+
+    async def release(self) -> None:
+        self.released.set()
 
     async def fail(self) -> None:
         raise GeneratorError("no engine")
@@ -67,18 +74,20 @@ def run_with_service(work: Callable[[Service], Awaitable[None]], deadline: float
 @pytest.mark.slow
 def test_calls_run_concurrently_and_abandoned_ones_are_cancelled() -> None:
     async def work(service: Service) -> None:
-        waits = [asyncio.ensure_future(service.call("wait", 4.0)) for _ in range(1200)]
+        waits = [asyncio.ensure_future(service.call("wait", 600.0)) for _ in range(1200)]
         gone = asyncio.ensure_future(service.call("wait", 600.0))
         while await service.call("counts") != (1201, 0):
             await asyncio.sleep(0.1)
         gone.cancel()
         while await service.call("counts") != (1200, 1):
             await asyncio.sleep(0.1)
+        await asyncio.sleep(16.0)
+        await service.call("release")
         assert max(await asyncio.gather(*waits)) == 1200, "longer than the deadline, for its process answers"
         with pytest.raises(GeneratorError, match="no engine"):
             await service.call("fail")
 
-    run_with_service(work)
+    run_with_service(work, deadline=15.0)
 
 
 @ray

@@ -19,7 +19,7 @@ STATE = Path(os.environ["STUB_ENGINE"])
 NAMESPACES = ("--mount", "--pid", "--net", "--ipc")
 SETUP = r"""
 set -e
-for moment in $(seq 6000); do  # without this file there is no container for other commands
+for moment in $(seq 1000); do  # without this file there is no container for other commands
   if [ -e $PLACE/pid ]; then break; fi; sleep 0.01
 done
 mount --make-rprivate / && mount -t tmpfs stub /mnt && cd /mnt
