@@ -91,6 +91,11 @@ def test_a_failed_command_is_named_with_its_output_and_never_a_reward(code: str,
     assert episode.branches == []
 
 
+def test_of_an_output_of_any_length_the_end_is_read() -> None:
+    code = "os.ftruncate(1, 1 << 40); os.lseek(1, 0, os.SEEK_END); print('the end', flush=True); sys.exit(3)"
+    assert "exited with status 3 for toy/train/0; its standard output ends: " in str(episode_of(*python(code)).error)
+
+
 def test_processes_that_left_the_session_or_cleared_their_variables_end_with_the_episode(tmp_path: Path) -> None:
     note = tmp_path / "pids"
     code = f"""

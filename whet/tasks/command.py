@@ -151,5 +151,11 @@ def _how(status: int) -> str:
 def _outputs(out: Path, err: Path) -> str:
     """Return the ends of both outputs, for a message."""
     named = {"standard output": out, "standard error": err}
-    ends = {name: path.read_bytes()[-_SHOWN:].decode(errors="replace").strip() for name, path in named.items()}
+    ends = {name: _end(path).decode(errors="replace").strip() for name, path in named.items()}
     return "".join(f"; its {name} ends: {text}" for name, text in ends.items() if text) or "; it printed nothing"
+
+
+def _end(path: Path) -> bytes:
+    with path.open("rb") as file:  # of any length
+        file.seek(max(0, path.stat().st_size - _SHOWN))
+        return file.read(_SHOWN)
