@@ -14,6 +14,7 @@ import pytest
 from tests.contracts.fault_contract import eventually
 from tests.contracts.runtime_contract import LIMITS, RuntimeContract, text
 from whet.base.errors import ConfigError
+from whet.shells import inside
 from whet.shells import local as module
 from whet.shells.local import Local, LocalRuntime, _problem
 from whet.shells.runtime import RuntimeFailure
@@ -108,6 +109,13 @@ def test_memory_that_processes_could_share_is_bounded_and_counts_once(runtime: L
     runtime.write("shares.py", SHARES)
     assert text(runtime.run("python3 shares.py 4")) == "0 0 0 0\n"
     assert runtime.run("for i in 1 2 3 4 5; do python3 shares.py 0 & done; wait").ending == "memory"
+
+
+def test_a_process_whose_share_the_kernel_does_not_tell_counts_whole(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("Name:\tpython3\nRssAnon:\t  700 kB\nRssFile:\t 50 kB\nRssShmem:\t  300 kB\n")
+    assert inside._share(tmp_path) == 1000
+    (tmp_path / "smaps_rollup").write_text("1-2 ---p 0 00:00 0 [rollup]\nPss_Anon:   600 kB\nPss_Shmem:  100 kB\n")
+    assert inside._share(tmp_path) == 700
 
 
 def test_the_number_of_files_is_bounded(runtime: LocalRuntime) -> None:

@@ -157,22 +157,32 @@ def _end_all(process: int) -> int:
 
 def _memory_at_most() -> int:
     """Return an upper bound of ``_memory_used`` that is found quickly: what processes share counts for each of them."""
-    return sum(_kibibytes("status", "RssAnon", "RssShmem")) << 10
+    return sum(_kibibytes(folder / "status", "RssAnon", "RssShmem") for folder in _others()) << 10
 
 
 def _memory_used() -> int:
     """Return the bytes that the other processes use, without files of the system that they map. What several processes
     share counts once."""
-    return sum(_kibibytes("smaps_rollup", "Pss_Anon", "Pss_Shmem")) << 10
+    return sum(map(_share, _others())) << 10
 
 
-def _kibibytes(file: str, *names: str) -> Iterator[int]:
-    """Yield the values of these lines in a file in ``/proc`` of each process but this one."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        if folder.name != "1":
-            with suppress(OSError, ValueError):  # it has ended
-                lines = (line.split() for line in (folder / file).read_text().splitlines())
-                yield from (int(words[1]) for words in lines if words[0].rstrip(":") in names)
+def _others() -> Iterator[Path]:
+    return (folder for folder in Path("/proc").glob("[0-9]*") if folder.name != "1")
+
+
+def _share(folder: Path) -> int:
+    """Return the share of a process in what is used, in KiB; all that it uses where the kernel does not tell."""
+    return _kibibytes(folder / "smaps_rollup", "Pss_Anon", "Pss_Shmem") or _kibibytes(
+        folder / "status", "RssAnon", "RssShmem"
+    )
+
+
+def _kibibytes(file: Path, *names: str) -> int:
+    """Return the sum of the values of these lines in a file of ``/proc``; 0 for one that can't be read."""
+    with suppress(OSError, ValueError):  # the process has ended
+        lines = (line.split() for line in file.read_text().splitlines())
+        return sum(int(words[1]) for words in lines if words[0].rstrip(":") in names)
+    return 0
 
 
 def _run(body: Callable[[], None]) -> int:
