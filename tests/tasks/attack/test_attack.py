@@ -206,3 +206,10 @@ def test_a_recipe_of_the_search_has_the_question_of_each_task() -> None:
 
     mean, recipe = asyncio.run(search([task], ["abc", "a"], short, 0, 200))
     assert (mean, "".join(recipe)) == (0.0, "")
+
+
+@pytest.mark.parametrize("changes", [{"threshold": float("nan")}, {"mean": float("nan")}, {"threshold": float("inf")}])
+def test_a_limit_that_no_reward_reaches_is_refused(changes: dict[str, float]) -> None:
+    [name] = changes
+    with pytest.raises(ConfigError, match=f"--{name} must be a finite number, not (nan|inf)"):
+        Plan(**changes)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 from whet.base.errors import ConfigError
 from whet.base.seeds import derive_seed
@@ -36,6 +37,12 @@ class Plan:
     threshold: float | None = None  # reward of one answer; None: the reward of the gold answer, or 1 without one
     mean: float = 0.2  # mean reward of one idea over all tasks, in addition to the share that is right by chance
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for a reward that none can be compared with."""
+        for name, value in (("threshold", self.threshold), ("mean", self.mean)):
+            if value is not None and not isfinite(value):
+                raise ConfigError(f"--{name} must be a finite number, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
