@@ -330,9 +330,10 @@ def test_tools_for_a_model_without_tool_support_are_400_and_the_episode_continue
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def ask(at: Scene) -> None:
-        at.recording.renderer = Renderer(tiny_tokenizer())
-        for _ in range(2):
-            refused = await at.chat("hi", tools=[ADD])
+        at.recording.renderer = at.endpoint.renderer = Renderer(tiny_tokenizer())
+        root = at.address.base_url.removesuffix("/v1")
+        counted = await at.http.post(f"{root}/tokenize", json={"messages": [user("hi")], "tools": [ADD]})
+        for refused in (await at.chat("hi", tools=[ADD]), await at.chat("hi", tools=[ADD]), counted):
             assert refused.status_code == 400
             assert refused.json()["error"]["param"] == "tools"
             assert "leaves out the tools; set tools_as_text: true" in refused.json()["error"]["message"]

@@ -12,12 +12,13 @@ import json
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol, TypeVar
 
 from whet.base.closing import cancel_all
 from whet.base.errors import ConfigError, DataError
+from whet.base.strict_json import JsonObject
 from whet.chat.renderer import Renderer
 from whet.endpoint.request import Answer, ApiError, Question
 from whet.rollouts.session import USED_UP, LimitReached, PromptTooLong, Recording, Reply, Session
@@ -162,7 +163,7 @@ class Conversations:
 
     def _check(self, question: Question) -> None:
         """Ignore requested sampling settings, with a warning, because log-probs are defined under the recipe's."""
-        check_tools(self.recording.renderer, question)
+        check_tools(self.recording.renderer, question.tools)
         sampling = self.recording.sampling
         if set(question.sampling.stop) - set(sampling.stop):
             raise ApiError(400, "stop: set the texts that end a reply in the recipe, as sampling.stop", param="stop")
@@ -193,10 +194,10 @@ def _remembered(calls: list[_Call]) -> list[_Call]:
     return kept[::-1]
 
 
-def check_tools(renderer: Renderer, question: Question) -> None:
+def check_tools(renderer: Renderer, tools: Sequence[JsonObject] | None) -> None:
     """Raise ``ApiError`` if the chat template can't render the tools, or calls of them can't be parsed."""
     try:
-        if question.tools:
+        if tools:
             renderer.check_tools()
     except ConfigError as error:
         raise ApiError(400, f"tools are not supported by this model: {error}", param="tools") from None

@@ -113,7 +113,7 @@ class Routes:
         self._check_model(content.model)
         question = content.question()
         self._check_length(longest, question.messages, question.tools)
-        check_tools(self._endpoint.renderer, question)
+        check_tools(self._endpoint.renderer, question.tools)
         tokens = self._endpoint.renderer.render_prompt(question.messages, question.tools)
         return JSONResponse({"input_tokens": len(tokens)})
 
@@ -127,6 +127,7 @@ class Routes:
         if content.prompt is not None:
             tokens = self._endpoint.renderer.encode_text(content.prompt)
         else:
+            check_tools(self._endpoint.renderer, tools)
             tokens = self._endpoint.renderer.render_prompt(messages, tools or None)
         return JSONResponse({"count": len(tokens), "tokens": tokens})
 

@@ -41,7 +41,7 @@ class ServedModel:
         seed = derive_seed(self.seed, "serve", self.calls) if requested is None else requested
         sampling = _sampling(question, self.longest)
         recording = Recording(self.generator, self.renderer, sampling, f"call {self.calls}", abs(seed))
-        check_tools(self.renderer, question)
+        check_tools(self.renderer, question.tools)
         try:
             reply = await Session(recording).reply(question.messages, question.tools, watch=watch)
         except PromptTooLong:
