@@ -7,6 +7,7 @@ and a context of at least 128 tokens. Tests of exact numbers, which not every en
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -146,16 +147,18 @@ class PausableContract(EngineContract):
     """The contract of engines that also pause."""
 
     @staticmethod
-    def held(generator: Any) -> AbstractContextManager[None]:
-        """Keep long requests in flight meanwhile, in engines that tests can hold."""
-        return nullcontext()
+    def held(generator: Any) -> AbstractContextManager[Callable[[], Awaitable[None]]]:
+        """Keep long requests in flight meanwhile, in engines that tests can hold. Gives a function that returns once
+        one is in flight."""
+        return nullcontext(partial(asyncio.sleep, 0))
 
     def test_requests_in_flight_survive_a_pause_and_report_both_versions(self, generator: PausableEngine[Any]) -> None:
         async def body() -> None:
             await generator.pause()
             await generator.resume(3)
-            with self.held(generator):
+            with self.held(generator) as in_flight:
                 task = asyncio.create_task(generator.sample(PROMPT, SamplingParams(100, seed=1), "s"))
+                await in_flight()
                 before = await generator.sample(PROMPT, SamplingParams(2, seed=1), "short")
                 await generator.pause()
             assert not task.done()

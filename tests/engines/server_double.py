@@ -58,7 +58,8 @@ class Double:
         model = build_engine_model(facts, weights, torch.float32, vision=vision)
         self.generator = TorchGenerator(config, model, self.tokenizer, images=self.images)
         self.labels = ["default"]  # of the generator's versions
-        hold(self.generator, (folder / "held").exists)  # a file; while it is there, no long completion is answered
+        # While there is a file `held`, no long completion is answered; a file `holds` says that there is one.
+        hold(self.generator, (folder / "held").exists, (folder / "holds").touch)
         self.paused = False
 
     async def sample(

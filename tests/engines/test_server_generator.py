@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.engine_contract import PROMPT, PausableContract, run
+from tests.engines.holding import until
 from tests.engines.server_double import Running, doubles
 from tests.tiny import tiny_llama, tiny_tokenizer
 from whet.base.errors import WhetError
@@ -20,25 +21,25 @@ class ServerContract(PausableContract):
     """The contract, for a generator on one double that already has weights."""
 
     protocol = "vllm"
-    holds: Path  # a file; while it is there, the double answers no long request
+    folder: Path  # of the double's model
 
     @classmethod
     @contextmanager
-    def held(cls, generator: object) -> Iterator[None]:  # type: ignore[override]
-        cls.holds.touch()
+    def held(cls, generator: object) -> Iterator[Callable[[], Awaitable[None]]]:  # type: ignore[override]
+        (cls.folder / "holds").unlink(missing_ok=True)
+        (cls.folder / "held").touch()
         try:
-            yield
+            yield lambda: until((cls.folder / "holds").exists)
         finally:
-            cls.holds.unlink()
+            (cls.folder / "held").unlink()
 
     @pytest.fixture(scope="class")
     @classmethod
     def server(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-        folder = tmp_path_factory.mktemp("model")
-        tiny_llama(initializer_range=0.3).save_pretrained(folder)
-        tiny_tokenizer().save_pretrained(folder)
-        cls.holds = folder / "held"
-        with doubles(cls.protocol, folder) as (server,):
+        cls.folder = tmp_path_factory.mktemp("model")
+        tiny_llama(initializer_range=0.3).save_pretrained(cls.folder)
+        tiny_tokenizer().save_pretrained(cls.folder)
+        with doubles(cls.protocol, cls.folder) as (server,):
             yield server
 
     @pytest.fixture

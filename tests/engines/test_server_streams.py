@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.contracts.engine_contract import PROMPT
 from tests.endpoint.agents import RENDERER
-from tests.engines.server_double import KINDS, Running, doubles
+from tests.engines.server_double import KINDS, doubles
 from tests.engines.test_server_faults import served, vllm_like
 from tests.tiny import tiny_llama, tiny_tokenizer
 from whet.base.errors import GeneratorError
@@ -24,13 +25,22 @@ from whet.rollouts.session import Recording
 LONG = SamplingParams(40, seed=7)
 
 
+@dataclass
+class Server:
+    """A double, its protocol, and a file: while it is there, no long completion ends."""
+
+    protocol: str
+    url: str
+    holds: Path
+
+
 @pytest.fixture(scope="module", params=list(KINDS))
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Running]]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder: Path = tmp_path_factory.mktemp("model")
     tiny_llama(initializer_range=0.3).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     with doubles(request.param, folder) as (one,):
-        yield request.param.removeprefix("incremental_"), one
+        yield Server(request.param.removeprefix("incremental_"), one.url, folder / "held")
 
 
 async def ready(url: str, protocol: str = "vllm") -> Any:
@@ -44,9 +54,9 @@ async def ready(url: str, protocol: str = "vllm") -> Any:
     return engine
 
 
-def test_tokens_come_in_pieces_and_the_completion_is_the_same(server: tuple[str, Running]) -> None:
+def test_tokens_come_in_pieces_and_the_completion_is_the_same(server: Server) -> None:
     async def go() -> None:
-        engine = await ready(server[1].url, server[0])
+        engine = await ready(server.url, server.protocol)
         streams: object = engine
         assert isinstance(streams, StreamingEngine)
         for params in (LONG, SamplingParams(1), SamplingParams(40, greedy=True, stop_token_ids=(5, 9))):
@@ -62,9 +72,9 @@ def test_tokens_come_in_pieces_and_the_completion_is_the_same(server: tuple[str,
     asyncio.run(go())
 
 
-def test_a_client_of_the_endpoint_gets_pieces_and_the_same_is_recorded(server: tuple[str, Running]) -> None:
+def test_a_client_of_the_endpoint_gets_pieces_and_the_same_is_recorded(server: Server) -> None:
     async def go() -> None:
-        engine = await ready(server[1].url, server[0])
+        engine = await ready(server.url, server.protocol)
         endpoint, records = Endpoint(RENDERER), []
         endpoint.start()
         for stream in (False, True):
@@ -73,12 +83,14 @@ def test_a_client_of_the_endpoint_gets_pieces_and_the_same_is_recorded(server: t
                 async with openai.AsyncOpenAI(base_url=at.base_url, api_key=at.api_key) as client:
                     asked: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
                     if stream:
-                        texts = [
-                            c.choices[0].delta.content
-                            async for c in await client.chat.completions.create(**asked, stream=True)
-                        ]
-                        assert sum(bool(text) for text in texts) > 2
-                        text = "".join(text or "" for text in texts)
+                        server.holds.touch()
+                        texts = list[str]()
+                        async for chunk in await client.chat.completions.create(**asked, stream=True):
+                            texts.append(chunk.choices[0].delta.content or "")
+                            if texts[-1]:  # before the end of the completion
+                                server.holds.unlink(missing_ok=True)
+                        assert sum(map(bool, texts)) > 1
+                        text = "".join(texts)
                     else:
                         text = (await client.chat.completions.create(**asked)).choices[0].message.content or ""
             [branch] = recording.trajectories

@@ -169,9 +169,9 @@ def test_new_weights_give_what_a_fresh_engine_gives_and_keep_requests_under_way(
 
     async def body() -> None:
         before = await old.sample(*request, "s")
-        with held(old):
+        with held(old) as in_flight:
             under_way = asyncio.create_task(old.sample(OTHER, SamplingParams(200, seed=4), "s"))
-            await old.sample(PROMPT, SamplingParams(1), "s")
+            await in_flight()
             await load_into(old, new.items(), 1)
         after, expected = await old.sample(*request, "s"), await fresh.sample(*request, "s")
         await fresh.close()
@@ -340,9 +340,9 @@ def test_closing_returns_what_was_sampled_so_far_as_aborted() -> None:
     generator = make()
 
     async def body() -> None:
-        with held(generator):
+        with held(generator) as in_flight:
             task = asyncio.create_task(generator.sample(PROMPT, SamplingParams(400), "s"))
-            await generator.sample(PROMPT, SamplingParams(3), "s")
+            await in_flight()
             await generator.close()
         c = await task
         assert c.finish_reason == "aborted"
