@@ -67,8 +67,7 @@ def export(
         raise ConfigError(f"{out} holds the working folder, which an export would replace; name a folder to create")
     recipe = _recipe(run)
     config = ModelConfig.from_values(recipe["model"])
-    _check_apart(out, run / "checkpoints", "the checkpoints of the run")
-    _check_apart(out, Path(config.path).expanduser(), "the model that the run starts from")
+    _check_kept(out, run / "checkpoints", Path(config.path).expanduser())
     if adapter_only and config.lora is None:
         raise ConfigError(f"{run} was trained without LoRA, so it has no adapter; export it without --adapter")
     settings = CheckpointConfig.from_values(recipe.get("checkpoints", {}))
@@ -105,10 +104,14 @@ def export(
     return Exported(out / _gguf_name(gguf) if gguf else out, checkpoint.step, lineage)
 
 
-def _check_apart(out: Path, source: Path, what: str) -> None:
+def _check_kept(out: Path, checkpoints: Path, model: Path) -> None:
     """Raise ``ConfigError`` if an export would replace what it is made from."""
-    first, second = out.resolve(), source.resolve()
-    if source.exists() and (second.is_relative_to(first) or first.is_relative_to(second)):
+    place, source, what = out.resolve(), checkpoints.resolve(), ""
+    if source.is_relative_to(place) or place.is_relative_to(source):
+        what = "the checkpoints of the run"
+    elif model.exists() and model.resolve().is_relative_to(place):
+        what = "the model that the run starts from"
+    if what:
         raise ConfigError(f"{out} is the place of {what}, which an export would remove; choose another folder")
 
 
