@@ -40,6 +40,12 @@ class EngineContract:
         """Run a test's body. Subclasses may keep an engine that starts slowly in a separate event loop."""
         return run(generator, body)
 
+    @staticmethod
+    def held(generator: Any) -> AbstractContextManager[Callable[[], Awaitable[None]]]:
+        """Keep long requests in flight meanwhile, in engines that tests can hold. Gives a function that returns once
+        one is in flight."""
+        return nullcontext(partial(asyncio.sleep, 0.01))
+
     def test_a_completion_has_one_logprob_per_token_and_stops_at_its_limit(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             for limit in (1, 2, 9):
@@ -131,26 +137,20 @@ class EngineContract:
     def test_cancelling_a_request_does_not_affect_others(self, generator: Engine[Any]) -> None:
         async def body() -> None:
             alone = await generator.sample(PROMPT, SamplingParams(30, seed=1), "a")
-            cancelled = asyncio.create_task(generator.sample(OTHER, SamplingParams(60, seed=2), "b"))
-            other = asyncio.create_task(generator.sample(PROMPT, SamplingParams(30, seed=1), "c"))
-            await asyncio.sleep(0.01)
-            in_time = cancelled.cancel()  # it may have ended
+            with self.held(generator) as in_flight:
+                cancelled = asyncio.create_task(generator.sample(OTHER, SamplingParams(60, seed=2), "b"))
+                other = asyncio.create_task(generator.sample(PROMPT, SamplingParams(30, seed=1), "c"))
+                await in_flight()
+                cancelled.cancel()
             assert (await other).tokens == alone.tokens
-            if in_time:
-                with pytest.raises(asyncio.CancelledError):
-                    await cancelled
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
 
         self.run(generator, body)
 
 
 class PausableContract(EngineContract):
     """The contract of engines that also pause."""
-
-    @staticmethod
-    def held(generator: Any) -> AbstractContextManager[Callable[[], Awaitable[None]]]:
-        """Keep long requests in flight meanwhile, in engines that tests can hold. Gives a function that returns once
-        one is in flight."""
-        return nullcontext(partial(asyncio.sleep, 0))
 
     def test_requests_in_flight_survive_a_pause_and_report_both_versions(self, generator: PausableEngine[Any]) -> None:
         async def body() -> None:
