@@ -85,10 +85,13 @@ def test_a_client_of_the_endpoint_gets_pieces_and_the_same_is_recorded(server: S
                     if stream:
                         server.holds.touch()
                         texts = list[str]()
-                        async for chunk in await client.chat.completions.create(**asked, stream=True):
-                            texts.append(chunk.choices[0].delta.content or "")
-                            if texts[-1]:  # before the end of the completion
-                                server.holds.unlink(missing_ok=True)
+                        try:
+                            async for chunk in await client.chat.completions.create(**asked, stream=True):
+                                texts.append(chunk.choices[0].delta.content or "")
+                                if texts[-1]:  # before the end of the completion
+                                    server.holds.unlink(missing_ok=True)
+                        finally:
+                            server.holds.unlink(missing_ok=True)
                         assert sum(map(bool, texts)) > 1
                         text = "".join(texts)
                     else:
