@@ -96,7 +96,8 @@ class Renderer:
             raise ConfigError("chat_template 'plain' ends messages with the eos token, and this tokenizer has none")
         self.chat = ChatTemplate(tokenizer, self.template, arguments or {}, tools_as_text)
         self.images = images
-        self._recent = lru_cache(_RECENT)(self._prompt)  # all episodes of a group begin with the same prompt
+        # All episodes of a group begin with the same prompt.
+        self._recent = lru_cache(_RECENT)(lambda prompt: self._prompt(prompt.messages, prompt.tools))
         self._turns = Turns(self.chat, images is not None)
         self._control = self._turns.control
         self.end_of_turn = self._turns.end
@@ -111,7 +112,7 @@ class Renderer:
     def render_prompt(self, messages: Sequence[Message], tools: list[dict[str, object]] | None = None) -> list[int]:
         """Return the tokens up to the beginning of the assistant's reply."""
         if image_urls(messages):
-            return self._with_images(self._prompt(_Prompt("", messages, tools)), messages)
+            return self._with_images(self._prompt(messages, tools), messages)
         return list(self._recent(_Prompt(repr((messages, tools)), messages, tools)))
 
     def render_reply(
@@ -213,8 +214,8 @@ class Renderer:
         calls = self.replies.parse(written).get("tool_calls", [])
         return None if [call["function"] for call in calls] == [SAMPLES[0]["function"]] else unsupported
 
-    def _prompt(self, prompt: _Prompt) -> list[int]:
-        return self._control.encode(self._turns.render(prompt.messages, generate=True, tools=prompt.tools))
+    def _prompt(self, messages: Sequence[Message], tools: list[dict[str, object]] | None) -> list[int]:
+        return self._control.encode(self._turns.render(messages, generate=True, tools=tools))
 
     def _reply_format(self, tools_as_text: bool) -> Replies:
         if HARMONY in self.template and not tools_as_text:
