@@ -61,10 +61,10 @@ def export(
     from whet.models.config import ModelConfig
     from whet.models.loading import load_model_config
 
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
-        raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
     if Path.cwd().is_relative_to(out.resolve()):
         raise ConfigError(f"{out} holds the working folder, which an export would replace; name a folder to create")
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
+        raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
     recipe = _recipe(run)
     config = ModelConfig.from_values(recipe["model"])
     _check_kept(out, run / "checkpoints", Path(config.path).expanduser())
