@@ -36,7 +36,16 @@ def main(model: str, precision: str, checkpointing: bool) -> None:
     kept = activation_bytes(hf, [length] * rows, precision=precision, checkpointing=checkpointing)
     layer = layer_bytes(hf, [length] * rows, precision=precision)
     here = lay_out(config, ParallelConfig(), learner.precision, train=True)
-    plan = learner_memory(model_size(hf), learner, ParallelConfig(), here, activations=kept, layer=layer, on_cpu=True)
+    plan = learner_memory(
+        model_size(hf),
+        learner,
+        ParallelConfig(),
+        here,
+        activations=kept,
+        layer=layer,
+        trained_tokens=rows * (length - 2),
+        on_cpu=True,
+    )
     before = resident()
     worker = LearnerWorker(WorkerConfig(model=config, learner=learner, optimizer=OptimizerConfig(), steps=3))
     groups = [group(str(i), [1, 2], [[3 + i % 200] * (length - 2)]) for i in range(rows)]

@@ -7,6 +7,7 @@ from whet.diagnose.activations import ModelSize
 from whet.diagnose.layout import Shard, Stage
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.learner.config import LearnerConfig
+from whet.models.tiled_logprobs import KEPT_BYTES
 from whet.parallel.config import ParallelConfig
 
 # Bytes per number of weights and moments; bfloat16 is for computing only.
@@ -59,6 +60,7 @@ def learner_memory(
     stage: Stage | None = None,
     activations: int = 0,
     layer: int = 0,
+    trained_tokens: int = 0,
     hidden_states: int = 0,
     reference: int = 0,
     asynchronous: bool = False,
@@ -67,10 +69,12 @@ def learner_memory(
     moments: int | None = None,
 ) -> Memory:
     """Return the memory of one rank of a learner, at a ``stage`` of its pipeline. ``activations``: bytes of a whole
-    micro-batch in the whole model; ``layer``: bytes in one layer; ``hidden_states``: numbers in the hidden states of
-    all micro-batches of a step; ``reference``: bytes of a frozen reference model; ``asynchronous``: checkpoints are
-    saved from a copy; ``on_cpu``: activations are on the heap of the C library; ``moment``: bytes per number of AdamW's
-    moments, if they differ from the weights'; ``moments``: their number, if not two for each trained parameter."""
+    micro-batch in the whole model; ``layer``: bytes in one layer; ``trained_tokens``: those of a micro-batch whose
+    log-probs are computed; ``hidden_states``: numbers in the hidden states of all micro-batches of a step;
+    ``reference``: bytes of a frozen reference model; ``asynchronous``: checkpoints are saved from a copy;
+    ``on_cpu``: activations are on the heap of the C library, and the head keeps its products; ``moment``: bytes per
+    number of AdamW's moments, if they differ from the weights'; ``moments``: their number, if not two for each
+    trained parameter."""
     master, computing, stage = _MASTER[config.computes_in], BYTES[config.computes_in], stage or Stage()
     numbers = 2 * shard.trained if moments is None else moments
     always = {"weights": shard.weights, "reference": reference, "optimizer": numbers * (moment or master)}
@@ -78,6 +82,7 @@ def learner_memory(
         always["copy that is saved (CPU)"] = (shard.trained + numbers) * master
     learn: dict[str, int] = {}
     matrix = size.vocabulary * size.hidden // parallel.tensor
+    logits = trained_tokens * size.vocabulary // parallel.tensor * computing
     if shard.trained:
         sharing = parallel.context * (parallel.tensor if parallel.sequence_parallel else 1)  # a micro-batch's tokens
         learn = {
@@ -86,6 +91,7 @@ def learner_memory(
             "a layer's backward pass": _BACKWARD * layer // sharing,
             "holes between the layers' inputs": _holes(size, config, stage, layer) // sharing if on_cpu else 0,
             "head": matrix * stage.last * master,  # its gradient, before it is added
+            "the head's products": min(KEPT_BYTES, logits // parallel.context) * stage.last * on_cpu,
             "weights as they are computed with": _casts(size, config, parallel, shard),
             "a matrix, back from 4 bits": shard.restored * master,
             "hidden states between stages": stage.borders * hidden_states // sharing * master,

@@ -135,6 +135,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
                 stage=stage,
                 activations=activations,
                 layer=layer,
+                trained_tokens=0 if value else _trained(recipe, lengths),
                 hidden_states=micro_batches * sum(lengths) * size.hidden,
                 reference=frozen.weights,
                 asynchronous=recipe.checkpoints.asynchronous and trains and not gpu,  # the copy is on the CPU
@@ -220,6 +221,13 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
         )
     each = -(-step // (recipe.parallel.ranks // recipe.parallel.ranks_per_shard))
     return [longest] * max(1, round(min(packed, each) / longest)), -(-each // max(packed, longest))
+
+
+def _trained(recipe: "Recipe", lengths: list[int]) -> int:
+    """Return the tokens of such a micro-batch that can be trained: those of answers, and in rows all."""
+    if not isinstance(recipe.algorithm, OnlineAlgorithm):
+        return sum(lengths)
+    return sum(lengths) - len(lengths) * recipe.sampling.max_prompt_tokens
 
 
 @cache

@@ -1,8 +1,9 @@
 """Log-probs of chosen tokens by tiles of [tokens, words], with a custom backward pass; the implementation of ``head``.
 
-The backward pass recomputes each tile's logits. That costs an eighth more of the head's products, and saves only a few
-numbers per token between the passes, independent of the size of the vocabulary. If the vocabulary is sharded over
-ranks, each works on its words, and a few numbers per token are reduced.
+On a GPU, the backward pass recomputes each tile's products. That costs a third more of them, and saves only a few
+numbers per token between the passes, independent of the size of the vocabulary. On a CPU, where products take most of a
+step and memory is plentiful, those of the first tokens are kept, up to ``KEPT_BYTES``. If the vocabulary is sharded
+over ranks, each works on its words, and a few numbers per token are reduced.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from torch import Tensor
 from whet.core.types import Distribution
 from whet.models.distribution import least_logit, truncates
 from whet.models.shards import WHOLE, Vocabulary
+
+KEPT_BYTES = 2**30  # maximum size of the products that a CPU keeps for a backward pass
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,7 +89,8 @@ def _locate(ids: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Both passes work on tiles of [chunk tokens, some words]. Saves the inputs and a few numbers per token."""
+    """Both passes work on tiles of [chunk tokens, some words]. Saves the inputs, a few numbers per token and, where
+    ``keeps``, the products of the first tokens."""
 
     @staticmethod
     def forward(
@@ -98,6 +102,7 @@ class TokenLogprobs(torch.autograd.Function):
         how: HeadSettings,
         with_entropy: bool,
         chunk: int | None,
+        keeps: bool,
     ) -> tuple[Tensor, Tensor]:
         kind = hidden.device.type
         ctx.compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -107,6 +112,8 @@ class TokenLogprobs(torch.autograd.Function):
         ctx.how, ctx.with_entropy, ctx.chunk = how, with_entropy, chunk
         wide = torch.float64 if ctx.compute == torch.float64 else torch.float32
         least = torch.finfo(wide).min
+        kept: list[Tensor] = []
+        room = KEPT_BYTES if keeps else 0
         logprobs = hidden.new_zeros(ids.shape, dtype=wide)
         normaliser, entropy, floor = (hidden.new_full((len(hidden),), least, dtype=wide) for _ in range(3))
         with torch.autocast(kind, enabled=False):
@@ -119,8 +126,13 @@ class TokenLogprobs(torch.autograd.Function):
                     floor[part] = least_logit(how.vocabulary.all_gather(whole), how.distribution)[:, 0]
                     del whole
                 total, mean = normaliser[part], torch.zeros_like(normaliser[part])
+                room -= len(rows) * len(narrow) * ctx.compute.itemsize
                 for tile in tiles:
-                    logits, _ = how.logits(rows, narrow[tile], _of(bias, tile))
+                    tiled = products(rows, narrow[tile])
+                    if room >= 0:
+                        kept.append(tiled)
+                        tiled = tiled.to(wide, copy=True)
+                    logits, _ = how.finish(tiled, _of(bias, tile))
                     column, here = _locate(targets, tile)
                     logprobs[part] += torch.where(here, logits.gather(-1, column), 0.0)
                     how.truncate_(logits, floor[part], column, here)
@@ -136,14 +148,15 @@ class TokenLogprobs(torch.autograd.Function):
                 normaliser[part] = top + sums[:, -2].log()
                 logprobs[part] = sums[:, :-2] - normaliser[part, None]
                 entropy[part] = normaliser[part] - sums[:, -1] / sums[:, -2]
-        ctx.save_for_backward(hidden, weight, bias, ids, normaliser, entropy, floor)
+        ctx.save_for_backward(hidden, weight, bias, ids, normaliser, entropy, floor, *kept)
         if not with_entropy:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, ids, normaliser, entropy, floor = ctx.saved_tensors
+        hidden, weight, bias, ids, normaliser, entropy, floor, *kept = ctx.saved_tensors
+        known = iter(kept)
         of_logprobs, of_entropy = grads
         how, wide = ctx.how, normaliser.dtype
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -156,7 +169,9 @@ class TokenLogprobs(torch.autograd.Function):
                 rows, of_chosen = hidden[part].to(ctx.compute), of_logprobs[part]
                 to_all = of_chosen.sum(-1, keepdim=True).neg_()
                 for tile in _spans(len(narrow), tiles_on(hidden.device).words):
-                    logits, capped = how.logits(rows, narrow[tile], _of(bias, tile))
+                    tiled = next(known, None)
+                    tiled = products(rows, narrow[tile]) if tiled is None else tiled.to(wide, copy=True)
+                    logits, capped = how.finish(tiled, _of(bias, tile))
                     column, here = _locate(ids[part] - how.vocabulary.start, tile)
                     scores = how.truncate_(logits, floor[part], column, here).sub_(normaliser[part, None])
                     if ctx.with_entropy:
@@ -181,7 +196,7 @@ class TokenLogprobs(torch.autograd.Function):
             None if d_hidden is None else how.vocabulary.sum(d_hidden).to(hidden.dtype),
             None if d_weight is None else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(bias.dtype),
-            *[None] * 4,
+            *[None] * 5,
         )
 
 
