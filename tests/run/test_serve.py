@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI, str]]:
     """The process, a client of it, and the name of its model."""
-    command = [sys.executable, "-m", "whet", "serve", *words, "--port", "0", "generator.max_context=1024"]
+    command = [sys.executable, "-m", "whet", "serve", *words, "--port", "0", "generator.max_context=512"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT

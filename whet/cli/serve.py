@@ -38,7 +38,9 @@ def serve(
 
     run = run_of(target)
     samples = run is not None and isinstance(load(Recipe, target).value.algorithm, OnlineAlgorithm)
-    settings = load(Recipe, target if samples else "quickstart", overrides or []).value
+    # Each call says how long its reply may be, so the quickstart's lengths must not limit the generator's context.
+    lengths = [] if samples else ["sampling.max_prompt_tokens=1", "sampling.max_new_tokens=1"]
+    settings = load(Recipe, target if samples else "quickstart", [*(overrides or []), *lengths]).value
     if run is not None and not samples:  # it learned from rows, so its recipe has no generator
         settings = with_model_of(settings, run)
     name = Path(target).resolve().name if Path(target).exists() else target
