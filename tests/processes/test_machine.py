@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from whet.processes import machine
-from whet.processes.machine import environment, free_memory_fraction
+from whet.processes.machine import environment, free_memory_fraction, start_time
 
 
 @pytest.mark.parametrize(
@@ -126,3 +127,19 @@ def test_memory_that_a_second_thread_frees_is_not_faulted_in_again(keep: bool, a
     first, *others = map(int, done.stdout.split())
     assert first > 0.9 * PAGES
     assert all(faults < 0.1 * PAGES for faults in others) == kept
+
+
+def test_a_start_time_does_not_depend_on_the_system_s_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = start_time(os.getpid())
+    assert here
+    assert start_time(os.getppid()) != here
+    monkeypatch.setattr(psutil, "boot_time", lambda: 0.0)  # as after the clock was set
+    assert start_time(os.getpid()) == here
+
+
+def test_a_process_that_has_ended_has_no_start_time() -> None:
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert start_time(process.pid) == "", "it is a zombie"
+    process.wait()
+    assert start_time(process.pid) == ""

@@ -69,7 +69,7 @@ def learner_memory(
     moments: int | None = None,
 ) -> Memory:
     """Return the memory of one rank of a learner, at a ``stage`` of its pipeline. ``activations``: bytes of a whole
-    micro-batch in the whole model; ``layer``: bytes in one layer; ``trained_tokens``: those of a micro-batch whose
+    micro-batch in the whole model; ``layer``: bytes in one layer; ``trained_tokens``: tokens of a micro-batch whose
     log-probs are computed; ``hidden_states``: numbers in the hidden states of all micro-batches of a step;
     ``reference``: bytes of a frozen reference model; ``asynchronous``: checkpoints are saved from a copy;
     ``on_cpu``: activations are on the heap of the C library, and the head keeps its products; ``moment``: bytes per

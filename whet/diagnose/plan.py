@@ -224,7 +224,7 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
 
 
 def _trained(recipe: "Recipe", lengths: list[int]) -> int:
-    """Return the tokens of such a micro-batch that can be trained: those of answers, and in rows all."""
+    """Return the number of tokens of such a micro-batch that can be trained: in rows all, else the answers' tokens."""
     if not isinstance(recipe.algorithm, OnlineAlgorithm):
         return sum(lengths)
     return sum(lengths) - len(lengths) * recipe.sampling.max_prompt_tokens

@@ -14,6 +14,7 @@ from whet.launch.job import LOG, Job, Record
 from whet.launch.profiles import Kubernetes, SkyPilot
 from whet.launch.scheduler import SUBMIT, Scheduler, SchedulerError, State, ask
 from whet.launch.scripts import docker_options, file_name
+from whet.processes.machine import start_time
 
 
 class LocalScheduler(Scheduler):
@@ -27,7 +28,7 @@ class LocalScheduler(Scheduler):
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=dict(os.environ)
             )
-        return str(process.pid), {"started": _started(process.pid), "host": os.uname().nodename}
+        return str(process.pid), {"started": start_time(process.pid), "host": os.uname().nodename}
 
     def states(self, records: Sequence[Record]) -> dict[str, State]:
         answers: dict[str, State] = {}
@@ -36,7 +37,7 @@ class LocalScheduler(Scheduler):
                 os.waitpid(int(each.id), os.WNOHANG)  # of a process that this one started
             if each.extra.get("host") != os.uname().nodename and each.exit_code() is None:
                 answers[each.id] = State("unknown", f"it was started on {each.extra.get('host')}")
-            elif (started := _started(int(each.id))) is not None and started == each.extra.get("started"):
+            elif (started := start_time(int(each.id))) and started == each.extra.get("started"):
                 answers[each.id] = State("running")
         return answers
 
@@ -47,17 +48,6 @@ class LocalScheduler(Scheduler):
         if self.states([record]).get(record.id) == State("running"):
             with suppress(ProcessLookupError):
                 os.killpg(int(record.id), signal.SIGTERM)
-
-
-def _started(process: int) -> float | None:
-    """Return when a process began, or None if it has ended: a process id alone is used again."""
-    import psutil
-
-    try:
-        running = psutil.Process(process)
-        return None if running.status() == psutil.STATUS_ZOMBIE else running.create_time()
-    except psutil.Error:
-        return None
 
 
 class DockerScheduler(Scheduler):

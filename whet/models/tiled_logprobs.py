@@ -1,9 +1,9 @@
 """Log-probs of chosen tokens by tiles of [tokens, words], with a custom backward pass; the implementation of ``head``.
 
-On a GPU, the backward pass recomputes each tile's products. That costs a third more of them, and saves only a few
+On a GPU, the backward pass recomputes each tile's products. That costs a third more products, and saves only a few
 numbers per token between the passes, independent of the size of the vocabulary. On a CPU, where products take most of a
-step and memory is plentiful, those of the first tokens are kept, up to ``KEPT_BYTES``. If the vocabulary is sharded
-over ranks, each works on its words, and a few numbers per token are reduced.
+step and memory is plentiful, the products of the first tokens are kept, up to ``KEPT_BYTES``. If the vocabulary is
+sharded over ranks, each works on its words, and a few numbers per token are reduced.
 """
 
 from dataclasses import dataclass
@@ -156,7 +156,7 @@ class TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, ids, normaliser, entropy, floor, *kept = ctx.saved_tensors
-        known = iter(kept)
+        ready = iter(kept)
         of_logprobs, of_entropy = grads
         how, wide = ctx.how, normaliser.dtype
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -169,7 +169,7 @@ class TokenLogprobs(torch.autograd.Function):
                 rows, of_chosen = hidden[part].to(ctx.compute), of_logprobs[part]
                 to_all = of_chosen.sum(-1, keepdim=True).neg_()
                 for tile in _spans(len(narrow), tiles_on(hidden.device).words):
-                    tiled = next(known, None)
+                    tiled = next(ready, None)
                     tiled = products(rows, narrow[tile]) if tiled is None else tiled.to(wide, copy=True)
                     logits, capped = how.finish(tiled, _of(bias, tile))
                     column, here = _locate(ids[part] - how.vocabulary.start, tile)

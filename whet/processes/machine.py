@@ -1,4 +1,5 @@
-"""The machine as a process sees it: CPU affinity, GPUs, environment variables and malloc."""
+"""The machine as a process sees it: CPU affinity, GPUs, environment variables, malloc, and when
+processes were started."""
 
 import ctypes
 import os
@@ -26,6 +27,24 @@ def cores() -> int:
     except (OSError, ValueError):  # no cgroup v2, or no limit
         return allowed
     return max(1, min(allowed, quota // period))
+
+
+def start_time(process: int) -> str:
+    """Return when a process was started; empty if it has ended. A process id alone is used again. Linux: in clock ticks
+    since the system's start, which don't change when the system's clock is set; elsewhere in seconds since 1970."""
+    if sys.platform == "linux":
+        try:
+            state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return ""
+        return "" if state == "Z" else fields[18]
+    import psutil
+
+    try:
+        running = psutil.Process(process)
+        return "" if running.status() == psutil.STATUS_ZOMBIE else str(running.create_time())
+    except psutil.Error:
+        return ""
 
 
 def threads_per_rank(ranks: int) -> int:

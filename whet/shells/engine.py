@@ -11,10 +11,10 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from tempfile import TemporaryFile
 
 from whet.base.errors import CallError
+from whet.processes.machine import start_time
 
 LABEL = "whet.owner"
 _ANSWER_S = 60.0  # seconds for an answer of a busy engine
@@ -82,7 +82,7 @@ class Engine:
 
 def owner() -> str:
     """Return the name of this process: the machine, the process id and its start time."""
-    return f"{socket.gethostname()}/{os.getpid()}/{_start_time(os.getpid())}"
+    return f"{socket.gethostname()}/{os.getpid()}/{start_time(os.getpid())}"
 
 
 def error_text(errors: int) -> str:
@@ -93,13 +93,4 @@ def error_text(errors: int) -> str:
 def _abandoned(name: str) -> bool:
     machine, _, process = name.partition("/")
     number, _, started = process.partition("/")
-    return machine == socket.gethostname() and number.isdecimal() and _start_time(int(number)) != started
-
-
-def _start_time(process: int) -> str:
-    """Return the start of a process in clock ticks since the system's start; empty if it has ended."""
-    try:
-        state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state == "Z" else fields[18]
+    return machine == socket.gethostname() and number.isdecimal() and start_time(int(number)) != started
