@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.contracts.fault_contract import eventually
 from tests.endpoint.agents import first_episode
 from tests.toy import Lowercase
 from whet.core.types import Episode, Status
+from whet.processes import keeper
 from whet.rollouts.sampling import Sampling
 from whet.tasks.base import Address
 from whet.tasks.program import AgentTasks
@@ -116,6 +118,59 @@ sys.exit("left three behind")
     assert not [pid for pid in pids if _runs(pid)]
 
 
+# Starts a process that has left the session, the folder and its parent, and cleared its variables.
+HIDDEN = """
+import pathlib, subprocess, sys, time
+note = pathlib.Path(sys.argv[1])
+script = f"cd / && echo $$ >> {note}; exec sleep 600"
+subprocess.run(["env", "-i", "setsid", "--fork", "sh", "-c", script], check=True)
+while not note.exists() or not note.read_text().endswith("\\n"):
+    time.sleep(0.01)
+"""
+RUN = """
+import asyncio, sys
+from whet.core.types import Task
+from whet.tasks.command import Command
+task = Task("a/0", [{"role": "user", "content": "hi"}])
+print(asyncio.run(Command(tuple(sys.argv[1:]), {}).solve(task, "http://127.0.0.1:9/v1", "key")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a keeper needs Linux")
+@pytest.mark.parametrize("ends", ["the command", "the run, killed"])
+def test_a_process_without_any_mark_ends_with_the_command_and_with_the_run(ends: str, tmp_path: Path) -> None:
+    note, killed = tmp_path / "pid", ends == "the run, killed"
+    code = HIDDEN + ("time.sleep(600)" if killed else "print('done')")
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, sys.executable, "-c", code, str(note)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert eventually(lambda: note.exists() and note.read_text().endswith("\n"), 60.0)
+        if killed:
+            run.kill()
+        assert run.communicate(timeout=60)[0] == ("" if killed else "done\n")
+        assert eventually(lambda: not _runs(note.read_text().strip()), 60.0)
+    finally:
+        run.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a keeper needs Linux")
+def test_a_command_that_ends_its_group_or_its_keeper_harms_only_itself() -> None:
+    trap = ("bash", "-c", "trap 'trap - TERM; kill 0' EXIT; sleep 600 & exit 0")
+    assert "was killed by SIGTERM" in str(episode_of(*trap).error)
+    code = "call(); assert 'keeper.py' in open(f'/proc/{os.getppid()}/cmdline').read(); os.kill(os.getppid(), 9)\n"
+    code += "import time; time.sleep(600)"
+    assert "was killed by SIGKILL" in str(episode_of(*python(code)).error)
+    assert not [one for one in psutil.Process().children(recursive=True) if code in " ".join(one.cmdline())]
+
+
+def test_a_command_that_can_not_be_started_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "agent"
+    program.write_text("#!/no/such/interpreter")
+    program.chmod(0o755)
+    assert f"{program} can't be started: No such file or directory" in str(episode_of(str(program)).error)
+
+
 def test_a_command_that_takes_too_long_is_killed() -> None:
     episode = episode_of(*python("import time; time.sleep(600)"), seconds=1.0)
     assert "took more than data.deadline = 1 s for toy/train/0" in str(episode.error)
@@ -161,7 +216,7 @@ print("a")
         count = 0
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):  # it has ended meanwhile
-                count += code in child.cmdline()
+                count += code in child.cmdline() and keeper.__file__ not in child.cmdline()
         return count
 
     async def played() -> tuple[int, list[float]]:

@@ -29,6 +29,7 @@ from whet.base.errors import CallError
 from whet.base.scratch import Scratch
 from whet.core.content import text_of
 from whet.core.types import Task
+from whet.processes.keeper import under_keeper
 from whet.processes.marked import OWNER, kill_marked
 from whet.processes.threads import run_in_thread
 from whet.shells.links import LINK_PORT
@@ -39,6 +40,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _MARK = "WHET_EPISODE"  # the variable by which all processes of an episode are found
+_KEEPER_S = 30.0  # seconds in which a keeper ends, on a busy machine
 _SHOWN = 2000  # bytes of each output in the error of a failed command
 _LONGEST = 2**20  # bytes of an answer
 _INSIDE = "/tmp/whet-agent"  # the names, without their ends, of what a command in a runtime is started with
@@ -103,10 +105,10 @@ class Command:
         given, out, err = (scratch / name for name in ("messages.json", "out", "err"))
         given.write_text(json.dumps(task.prompt))
         with given.open("rb") as stdin, out.open("wb") as stdout, err.open("wb") as stderr:
+            marks = {_MARK: mark, OWNER: str(os.getpid())}
             process = await asyncio.create_subprocess_exec(
-                *self._filled(task),
-                cwd=place,
-                env={**self._environment(base_url, api_key), _MARK: mark, OWNER: str(os.getpid())},
+                *under_keeper(self._filled(task), str(place), **marks),
+                env=self._environment(base_url, api_key),
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -118,6 +120,10 @@ class Command:
             log.info("the command of %s was ended early%s", task.uid, _outputs(out, err))
             raise
         finally:
+            with suppress(ProcessLookupError):
+                process.terminate()  # the keeper kills all processes below it
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _KEEPER_S)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await run_in_thread(partial(kill_marked, _MARK, mark, scratch.resolve()), "whet-agent")
