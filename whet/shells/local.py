@@ -15,6 +15,7 @@ from typing import Any
 from whet.base.errors import ConfigError, WhetError
 from whet.processes.child import Child
 from whet.sandbox.namespaces import package_folders, system_paths
+from whet.shells.cgroups import cgroup_of
 from whet.shells.links import Link, accepting
 from whet.shells.places import FILE_PROBLEM, LOGS, TESTS, WORK, Ending
 from whet.shells.runtime import Ended, FileProblem, Runtime, RuntimeFailure, RuntimeKind
@@ -71,6 +72,9 @@ class LocalRuntime(Runtime):
         self._ends = [self._child.kill]
         self._end = weakref.finalize(self, _call_all, self._ends)  # also where a cancelled episode never used it
         folders = [str(Path(path).absolute()) for path in settings.readable]
+        self._cgroup = cgroup_of(self._child.process.pid, self.limits)
+        if self._cgroup is not None:
+            self._ends.append(self._cgroup.remove)
         try:
             self._ask(
                 "enter",
@@ -91,7 +95,11 @@ class LocalRuntime(Runtime):
     def run(self, command: str, seconds: float | None = None, folder: str = "") -> Ended:
         seconds = self.limits.deadline_s if seconds is None else seconds
         content = command.encode("utf-8", "surrogateescape")
-        return Ended(*self._ask("run", content, seconds=seconds, keep=self.limits.output_bytes, folder=folder))
+        before = self._killed()
+        status, ending, output = self._ask(
+            "run", content, seconds=seconds, keep=self.limits.output_bytes, folder=folder
+        )
+        return Ended(status, "memory" if ending == "exit" and self._killed() > before else ending, output)
 
     def write(self, path: str, content: bytes) -> None:
         self._files("write", content, path=path)
@@ -111,6 +119,10 @@ class LocalRuntime(Runtime):
 
     def close(self) -> None:
         self._end()
+
+    def _killed(self) -> int:
+        """Return how many processes the kernel has killed in the cgroup."""
+        return 0 if self._cgroup is None else self._cgroup.killed
 
     def _files(self, name: str, content: bytes = b"", **arguments: Any) -> bytes:
         """Read or write. Raises ``FileProblem`` with the name of the file."""
