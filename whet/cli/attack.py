@@ -16,7 +16,7 @@ def attack(
         str, typer.Argument(metavar="TASKSET|RECIPE", help="A task set (its settings follow: path=...) or a recipe.")
     ],
     overrides: Overrides = None,
-    budget: Annotated[int, typer.Option("--budget", min=1, help="Most gradings.")] = 2500,
+    budget: Annotated[int, typer.Option("--budget", min=1, help="Most gradings.")] = 4000,
     seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="Most seconds.")] = 120.0,
     samples: Annotated[int, typer.Option("--samples", min=1, help="How many tasks to attack.")] = 16,
     threshold: Annotated[
@@ -33,7 +33,9 @@ def attack(
         ),
     ] = 0.2,
     deadline: Annotated[float, typer.Option("--deadline", min=0.1, help="Seconds for one grading.")] = 30.0,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the choice of tasks and of the random search.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the choice of tasks, the random search and the policy.")
+    ] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the findings as cases, for `whet validate --cases FILE`.")
     ] = None,

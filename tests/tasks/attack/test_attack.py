@@ -11,15 +11,17 @@ import pytest
 from whet.base.errors import ConfigError, DataError
 from whet.core.content import text_of
 from whet.core.types import Task
-from whet.tasks.attack.answers import EMPTY, FILLER, GOLD, OTHERS, PROMPT, SEARCH, SEVERAL, Form, form_of
+from whet.tasks.attack import attack as module
+from whet.tasks.attack.answers import EMPTY, FILLER, GOLD, OTHERS, POLICY, PROMPT, SEARCH, SEVERAL, Form, form_of
 from whet.tasks.attack.attack import Finding, Plan, Report, attack
+from whet.tasks.attack.policy import Policy
 from whet.tasks.attack.search import QUESTION, search, shrunk, written
 from whet.tasks.base import TaskSet
 from whet.tasks.case_files import read_cases, write_cases
 from whet.tasks.prompts import Prompts
 from whet.tasks.validate import validate, wrong
 
-PLAN = Plan(samples=6, budget=1200, seconds=300.0)
+PLAN = Plan(samples=6, budget=1800, seconds=300.0)
 
 
 class Sums(TaskSet):
@@ -69,6 +71,15 @@ class Rare(Sums):
         return 1.0 if answer == self.gold(task) else 0.3 * parts
 
 
+class Ordered(Sums):
+    """Pays for each part that follows the right one: the last is a number of the question, in a form."""
+
+    async def grade(self, task: Task, answer: str) -> float:
+        parts = ["<answer>", "yes", ",", str(task.data["sum"] - 7000), "</answer>"]
+        right = max(count for count in range(len(parts) + 1) if answer.startswith("".join(parts[:count])))
+        return max(await super().grade(task, answer), right / len(parts) - 0.01 * (len(answer) > 40))
+
+
 class Raises(Sums):
     async def grade(self, task: Task, answer: str) -> float:
         if "{" in answer:
@@ -101,7 +112,7 @@ def of_family(report: Report, family: str) -> list[Finding]:
 def test_an_exact_grader_has_no_finding_and_all_families_are_tried() -> None:
     report = attacked(Sums())
     assert report.findings == []
-    assert {EMPTY, PROMPT, FILLER, GOLD, SEVERAL, OTHERS, SEARCH} <= report.tried.keys()
+    assert {EMPTY, PROMPT, FILLER, GOLD, SEVERAL, OTHERS, SEARCH, POLICY} <= report.tried.keys()
     assert report.gradings <= PLAN.budget
     assert report.not_attacked == []
 
@@ -131,13 +142,34 @@ def test_a_share_of_the_reward_on_every_task_is_a_finding_of_the_mean() -> None:
     findings = of_family(attacked(Half()), "constant")
     assert {finding.kind for finding in findings} == {"mean"}
     assert all(finding.mean >= 0.5 and finding.tasks == 6 for finding in findings)
-    assert attacked(Half(), Plan(samples=6, budget=1200, mean=0.6)).findings == []
+    assert attacked(Half(), Plan(samples=6, budget=1800, mean=0.6)).findings == []
 
 
 def test_the_search_is_guided_by_the_reward() -> None:
     (finding,) = attacked(Rare(), Plan(samples=6, budget=6000, mean=0.5)).findings
     assert finding.family == SEARCH
     assert finding.mean > 0.5
+
+
+def test_a_policy_learns_to_cheat_from_the_rewards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing_found(_: object) -> None:
+        return None
+
+    monkeypatch.setattr(module._Attack, "_search", nothing_found)
+    plan = Plan(samples=6, budget=15_000, seconds=600.0, mean=0.5)
+    (finding,) = attacked(Ordered(), plan).findings
+    assert (finding.family, finding.name, finding.kind) == (POLICY, "its likeliest answer", "mean")
+    assert finding.mean > 0.9
+    assert finding.answer.startswith(f"<answer>yes,{finding.task.data['sum'] - 7000}")
+    assert attacked(Sums(), plan).findings == []
+
+
+def test_a_policy_with_equal_rewards_learns_nothing() -> None:
+    policy = Policy(["a", "b"], 0)
+    policy.learn([[0], [1]], [0.5, 0.5])
+    assert not policy.logits
+    policy.learn([[0], [1]], [1.0, 0.0])
+    assert policy.likeliest() == ("a",)
 
 
 def test_a_grader_that_raises_is_a_finding_with_the_shortest_such_answer() -> None:

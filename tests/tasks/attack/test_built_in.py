@@ -9,15 +9,17 @@ from whet.tasks.attack.attack import Plan, attack
 from whet.tasks.base import TaskSet
 from whet.tasks.code.task_set import Code
 from whet.tasks.judges.genrm_training import GenRMTraining
+from whet.tasks.reviews import Reviews
 from whet.tasks.structured.task_set import StructuredOutput
 from whet.tasks.tools.hallucination import ToolHallucination
 from whet.tasks.tools.office import OfficeTasks
 
-PLAN = Plan(samples=4, budget=700, seconds=600.0, deadline=120.0)
+PLAN = Plan(samples=4, budget=1050, seconds=600.0, deadline=120.0)
 OTHERS = [
     Code(train_size=20, test_size=5),
     GenRMTraining(train_size=20, test_size=5),
     OfficeTasks(train_size=20, test_size=5),
+    Reviews(train_size=20, test_size=5),
     StructuredOutput(train_size=20, test_size=5, format="csv"),
     ToolHallucination(train_size=20, test_size=5),
 ]

@@ -36,8 +36,9 @@ _LONG = 200  # characters; longer gold answers are texts, not short final answer
 
 GOLD, SEVERAL, OTHERS, PROMPT = "mutated gold", "several answers", "another task's gold", "prompt"
 EMPTY, INJECTION, FILLER, CONSTANT, SEARCH = "empty", "injection", "filler", "constant", "search"
-FAMILIES = (EMPTY, PROMPT, INJECTION, FILLER, CONSTANT, GOLD, SEVERAL, OTHERS, SEARCH)
-BY_CHANCE = (CONSTANT, OTHERS, SEARCH)  # may be right on one task: only the mean over tasks counts
+POLICY = "trained policy"
+FAMILIES = (EMPTY, PROMPT, INJECTION, FILLER, CONSTANT, GOLD, SEVERAL, OTHERS, SEARCH, POLICY)
+BY_CHANCE = (CONSTANT, OTHERS, SEARCH, POLICY)  # may be right on one task: only the mean over tasks counts
 FROM_GOLD = (GOLD, SEVERAL)  # made from the gold answer: a part of the reward may be earned
 
 

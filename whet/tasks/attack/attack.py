@@ -1,27 +1,32 @@
 """Attack on a task set's graders: cheap answers are tried, and those with a reward are shrunk and reported.
 
-answers of families, task by task ──► search guided by the reward ──► findings are shrunk
-(60% of the gradings)                 (20%, if nothing was paid)      (the rest)
+answers of families, ──► search guided by ──► a policy is trained ──► findings are shrunk
+task by task             the reward           to cheat
+(40% of the gradings)    (15%, if nothing     (30%, if nothing        (the rest)
+                         was paid)            was paid)
 """
 
 import contextlib
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from whet.base.errors import ConfigError
 from whet.base.seeds import derive_seed
 from whet.core.types import Task
-from whet.tasks.attack.answers import BY_CHANCE, FAMILIES, FROM_GOLD, SEARCH, Cheap, Writer, final_text, letters
+from whet.tasks.attack.answers import BY_CHANCE, FAMILIES, FROM_GOLD, POLICY, SEARCH, Cheap, Writer, final_text, letters
 from whet.tasks.attack.gradings import Failure, Gradings, SpentError
-from whet.tasks.attack.search import search, shrunk, written
+from whet.tasks.attack.policy import BATCH, Policy, train
+from whet.tasks.attack.search import PARTS, Recipe, search, shrunk, written
 from whet.tasks.base import TaskSet
 from whet.tasks.cases import Case
 
 _SEARCHED = 6  # tasks of the random search
+_NAMES = {SEARCH: "random search", POLICY: "its likeliest answer"}
 _ENOUGH = 4  # tasks over which a mean counts
+_FAILED = -1.0  # the reward of an answer on which the grader fails, in a search
 _EQUAL = 1e-9  # rewards that differ by less are equal
 _FAILURES = 3  # failures of the grader after which an attack ends
 
@@ -31,7 +36,7 @@ class Plan:
     """The size of an attack, and the rewards that count as findings."""
 
     samples: int = 16  # tasks
-    budget: int = 2500  # gradings
+    budget: int = 4000  # gradings
     seconds: float = 120.0
     deadline: float = 30.0  # seconds for one grading
     threshold: float | None = None  # reward of one answer; None: the reward of the gold answer, or 1 without one
@@ -114,15 +119,18 @@ class _Attack:
     async def report(self) -> Report:
         result, gradings, plan = self.result, self.gradings, self.plan
         try:
-            gradings.limit = plan.budget * 6 // 10
+            gradings.limit = plan.budget * 40 // 100
             await self._families()
         except SpentError:
             left = len(self.tasks) - self.finished
             self._skip(f"{left} of {len(self.tasks)} tasks with all answers: the gradings or seconds were used up")
         result.findings += self._payments()
-        if not result.findings and not self.any_text and len(self.tasks) >= _ENOUGH:
-            gradings.limit = plan.budget * 8 // 10
-            await self._search()
+        for percent, find, family in ((55, self._search, SEARCH), (85, self._policy, POLICY)):
+            if result.findings or self.any_text or len(self.tasks) < _ENOUGH:
+                break
+            gradings.limit = plan.budget * percent // 100
+            if recipe := await find():
+                await self._check(family, recipe)
         for number, finding in enumerate(result.findings):
             share = (plan.budget - gradings.count) // (len(result.findings) - number)
             gradings.limit = gradings.count + share
@@ -196,41 +204,47 @@ class _Attack:
                 findings.append(Finding("mean", family, name, task, cheap.text, reward, bound, mean, len(graded)))
         return findings
 
-    async def _search(self) -> None:
+    async def _search(self) -> Recipe | None:
+        """Return the recipe that the random search finds."""
         tasks = self.tasks[:_SEARCHED]
-        count = 0
+        begin = [*self.writer.frequent, "", "0", *filter(None, self.golds[:_SEARCHED])]
+        seed = derive_seed(self.plan.seed, "attack", "search")
+        mean, recipe = await search(tasks, begin, self._counted(SEARCH), seed, self.plan.budget)
+        # The best of many ideas on few tasks is high by chance, so it must hold on all tasks.
+        return recipe if mean > self.result.bound else None
+
+    async def _policy(self) -> Recipe:
+        """Return the likeliest answer of a policy that is trained on all tasks."""
+        parts = [*PARTS, *self.writer.frequent, self.writer.form.before, self.writer.form.after]
+        policy = Policy(filter(None, parts), derive_seed(self.plan.seed, "attack", "policy"))
+        steps = (self.gradings.limit - self.gradings.count) // BATCH
+        return await train(policy, self.tasks, self._counted(POLICY), steps)
+
+    def _counted(self, family: str) -> Callable[[Task, str], Awaitable[float]]:
+        """Return the function that grades an answer, counts it in a family, and raises ``StopAsyncIteration`` when the
+        gradings are used up, or after several failures of the grader."""
 
         async def reward(task: Task, text: str) -> float:
-            nonlocal count
             try:
                 value = await self.gradings.of(task, text)
             except SpentError:
                 raise StopAsyncIteration from None
-            count += 1
-            if isinstance(value, Failure):
-                self._failed(value, self.tasks.index(task), Cheap(SEARCH, "random search", text))
-                if sum(self.failures.values()) >= _FAILURES:
-                    raise StopAsyncIteration
-                return float("-inf")
-            return value
+            self.result.tried[family] = self.result.tried.get(family, 0) + 1
+            if not isinstance(value, Failure):
+                return value
+            self._failed(value, self.tasks.index(task), Cheap(family, _NAMES[family], text))
+            if sum(self.failures.values()) >= _FAILURES:
+                raise StopAsyncIteration
+            return _FAILED
 
-        begin = [
-            *self.writer.frequent,
-            "",
-            "0",
-            *(text for golds in [self.golds[:_SEARCHED]] for text in golds if text),
-        ]
-        mean, recipe = await search(
-            tasks, begin, reward, derive_seed(self.plan.seed, "attack", "search"), self.plan.budget
-        )
-        self.result.tried[SEARCH] = count
-        # The best of many ideas on few tasks is high by chance, so it must hold on all tasks.
-        if mean <= self.result.bound:
-            return
+        return reward
+
+    async def _check(self, family: str, recipe: Recipe) -> None:
+        """Grade the answers of a recipe to all tasks."""
         self.gradings.limit = self.plan.budget
         for number, task in enumerate(self.tasks):
             try:
-                await self._reward(number, Cheap(SEARCH, "random search", written(recipe, task)))
+                await self._reward(number, Cheap(family, _NAMES[family], written(recipe, task)))
             except SpentError:
                 break
         self.result.findings += self._payments()

@@ -3,14 +3,19 @@ higher mean reward are changed more often. And
 shrinking of a text: parts are deleted while a condition holds."""
 
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 
 from whet.core.types import Task
 from whet.tasks.cases import question_of
 
-QUESTION = "\x02question\x03"  # a part of a recipe: the task's question replaces it
-_PARTS = (
-    QUESTION, "\n", " ", "```\n", "```python\n", "\\boxed{", "}", "Answer: ", "Final Answer: [", "]", "{", '"',
+# Parts of a recipe that are replaced by the task's question, or by something in it.
+QUESTION, LAST_LINE = "\x02question\x03", "\x02last line\x03"
+FIRST_NUMBER, LAST_NUMBER, LARGEST = "\x02first number\x03", "\x02last number\x03", "\x02largest number\x03"
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+PARTS = (
+    QUESTION, LAST_LINE, FIRST_NUMBER, LAST_NUMBER, LARGEST,
+    "\n", " ", "```\n", "```python\n", "\\boxed{", "}", "Answer: ", "Final Answer: [", "]", "{", '"',
     "<answer>", "</answer>", "0", "1", "A", "yes", "the answer is ", "True", "return x", "None", ",", ":", "*", "$",
     "\\", ".", "-",
 )  # fmt: skip
@@ -20,7 +25,13 @@ Recipe = tuple[str, ...]
 
 def written(recipe: Recipe, task: Task) -> str:
     """Return the answer to a task that a recipe describes."""
-    return "".join(question_of(task) if part == QUESTION else part for part in recipe)
+    question = question_of(task)
+    numbers = _NUMBER.findall(question) or [""]
+    replaced = {
+        QUESTION: question, LAST_LINE: question.rstrip().rpartition("\n")[2], FIRST_NUMBER: numbers[0],
+        LAST_NUMBER: numbers[-1], LARGEST: max(numbers, key=lambda number: float(number or 0)),
+    }  # fmt: skip
+    return "".join(replaced.get(part, part) for part in recipe)
 
 
 async def search(
@@ -56,10 +67,10 @@ def _changed(rng: random.Random, recipes: Sequence[Recipe]) -> Recipe:
         place = rng.randint(0, len(recipe))
         change = rng.choice(("insert", "insert", "delete", "join", "cut"))
         if change == "insert" or not recipe:
-            recipe.insert(place, rng.choice(_PARTS))
+            recipe.insert(place, rng.choice(PARTS))
         elif change == "join":
             recipe += rng.choice(recipes)
-        elif change == "delete" or recipe[place % len(recipe)] == QUESTION:
+        elif change == "delete" or recipe[place % len(recipe)].startswith("\x02"):
             del recipe[place % len(recipe)]
         else:
             text = recipe[place % len(recipe)]
