@@ -1,5 +1,5 @@
-"""Nim, a game of two players, by self-play: one policy plays both seats in training, and one seat against a fixed
-opponent in evaluations.
+"""Nim, a game of two players: in training one policy plays both seats, or one seat against a player by rules or another
+model; in evaluations one seat against players by rules.
 
 A heap holds some stones, and the players take from 1 to ``most`` stones in turn. The player who takes the last stone
 wins: reward 1, and 0 for the other. A reply that is not a legal move, written as a number alone, loses the game.
@@ -16,13 +16,17 @@ from pydantic import Field, model_validator
 from whet.base.seeds import derive_seed
 from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.tasks.base import Environment, Observation, Step, TaskSet
+from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet
 from whet.tasks.cases import Answer, Case, Kind, question_of
+from whet.tasks.judges.config import Judge
+from whet.tasks.judges.judge import JudgeClient
 from whet.tasks.scores import CORRECT, NamedScore
 from whet.tasks.splits import checked_split
+from whet.tasks.users.model import spoken_text
 
-Opponent = Literal["self", "random", "perfect"]
+Opponent = Literal["self", "random", "perfect", "model"]
 _SEATS = ("first", "second")
+_OPPONENTS = ("random", "perfect", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,16 @@ class Heap:
 class Nim(TaskSet[Heap]):
     """Games of Nim. Every test game is against a fixed opponent, from a position that the policy's seat can win."""
 
-    named_scores = CORRECT | {name: NamedScore() for name in ("legal", "won_against_random", "won_against_perfect")}
+    named_scores = CORRECT | {name: NamedScore() for name in ("legal", *(f"won_against_{name}" for name in _OPPONENTS))}
 
     stones: int = Field(default=7, ge=2, le=1000)
     """Stones of the largest heap."""
     most: int = Field(default=3, ge=2)
     """Most stones that a move takes."""
     opponent: Opponent = "self"
-    """The opponent in training. ``self``: the policy plays both seats."""
+    """The opponent in training. ``self``: the policy plays both seats; ``model``: another model, not trained."""
+    server: Judge | None = None
+    """The other model, with the settings of a judge: one that the run hosts, or the URL of its server."""
     games: int = Field(default=16, ge=1)
     """Games against each fixed opponent from each position."""
     seed: int = 0
@@ -56,6 +62,17 @@ class Nim(TaskSet[Heap]):
         if self.stones <= self.most + 1:
             raise ValueError(f"stones must be above most + 1 = {self.most + 1}, or games end at once")
         return self
+
+    @model_validator(mode="after")
+    def _has_its_model(self) -> Self:
+        if (self.opponent == "model") != (self.server is not None):
+            raise ValueError("opponent = model and server belong together: name both, or neither")
+        if self.server is not None and self.server.verdict == "logprobs":
+            raise ValueError("server.verdict = logprobs is for judges; a player writes its moves: leave it out")
+        return self
+
+    def open(self) -> "Nim | NimEnvironments":
+        return self if self.server is None else NimEnvironments(self.server)
 
     def tasks(self, split: str) -> Sequence[Task[Heap]]:
         if checked_split(split) == "test":
@@ -121,11 +138,53 @@ class Nim(TaskSet[Heap]):
         return Task(uid, prompt, Heap(heap, self.most, opponent, seat, seed))
 
 
+class NimEnvironments(Environments[Heap]):
+    """Games whose other seat may be played by a model."""
+
+    named_scores = Nim.named_scores
+
+    def __init__(self, server: Judge) -> None:
+        self.server = server
+        self._client: JudgeClient | None = None
+
+    @property
+    def client(self) -> JudgeClient:
+        """The client of the model, created in the event loop that asks first."""
+        self._client = self._client or JudgeClient(self.server, role="opponent")
+        return self._client
+
+    def make(self, task: Task[Heap]) -> "NimGame":
+        return NimGame(task, ModelPlayer(self, task) if task.data.opponent == "model" else None)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+class ModelPlayer:
+    """A model in one seat of one game. It sees what a policy in this seat would see."""
+
+    def __init__(self, environments: NimEnvironments, task: Task[Heap]) -> None:
+        self.environments, self.uid = environments, task.uid
+        self.messages: list[Message] = []
+
+    async def move(self, left: int, most: int, news: str) -> int:
+        """Return the stones that the model takes: 1 if its reply is not a legal move. Raises
+        ``JudgeError`` if the model gives no reply."""
+        question = news if self.messages else rules(left, most)
+        self.messages.append({"role": "user", "content": question})
+        name = f"{self.uid}, move {len(self.messages) // 2 + 1}"
+        text = await self.environments.client.ask(self.messages, spoken_text, name)
+        taken = legal_move(text, min(left, most))
+        self.messages.append({"role": "assistant", "content": text if taken else "1"})
+        return taken or 1
+
+
 class NimGame(Environment):
     """One game. The roles ``first`` and ``second`` are the policy's in self-play; otherwise it has one seat."""
 
-    def __init__(self, task: Task[Heap]) -> None:
-        heap = task.data
+    def __init__(self, task: Task[Heap], model: ModelPlayer | None = None) -> None:
+        heap, self.model = task.data, model
         self.left, self.most, self.opponent = heap.stones, heap.most, heap.opponent
         self.seat = heap.seat  # the seat that moves next
         self.both, self.moved = self.opponent == "self", set[str]()
@@ -134,7 +193,7 @@ class NimGame(Environment):
     async def start(self) -> Observation:
         prompt = rules(self.left, self.most)
         if not self.both and self.seat == "second":
-            prompt = f"{rules(self.left, self.most)}\n{self._opponent_moves()}"
+            prompt = f"{rules(self.left, self.most)}\n{await self._opponent_moves('')}"
         return Observation([{"role": "user", "content": prompt}], role=self.seat if self.both else "")
 
     async def step(self, reply: Message) -> Step:
@@ -144,7 +203,7 @@ class NimGame(Environment):
         self.left -= taken
         if self.both:
             return self._next_seat(taken)
-        news = self._opponent_moves()
+        news = await self._opponent_moves(_after(taken, self.left))
         return Step(done=False, messages=[{"role": "user", "content": news}]) if self.left else self._end(False, True)
 
     def _next_seat(self, taken: int) -> Step:
@@ -164,8 +223,12 @@ class NimGame(Environment):
         result = float(won)
         return Step(result, scores=scores | {"correct": result, f"won_against_{self.opponent}": result})
 
-    def _opponent_moves(self) -> str:
-        taken = OPPONENTS[self.opponent](self.left, self.most, self.dice)
+    async def _opponent_moves(self, news: str) -> str:
+        """Make the opponent's move, which follows the ``news`` of the policy's. Return what the policy sees of it."""
+        if self.model is not None:
+            taken = await self.model.move(self.left, self.most, news)
+        else:
+            taken = OPPONENTS[self.opponent](self.left, self.most, self.dice)
         self.left -= taken
         return _after(taken, self.left)
 
