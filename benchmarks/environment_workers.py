@@ -1,7 +1,7 @@
 """Environments in worker processes and the same environments in the run: the time of a turn, and many episodes at
-once whose tools wait.
+once whose tools wait, for several numbers of workers.
 
-    python benchmarks/environment_workers.py --processes 16 --episodes 2000
+    python benchmarks/environment_workers.py --processes 1,2,4,8,16 --episodes 2000
 """
 
 import argparse
@@ -70,18 +70,22 @@ async def measure(taskset: TaskSet, turns: int, episodes: int, warm: int) -> tup
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=16)
+    parser.add_argument("--processes", default="16", help="numbers of workers, as in 1,4,16")
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=1.0, help="seconds that each tool call waits")
     parser.add_argument("--ray", action="store_true", help="workers on a Ray cluster of this machine")
     given = parser.parse_args()
     workers = RayWorkerTasks if given.ray else WorkerTasks
     quick, slow = Slow(turns=500), Slow(turns=4, seconds=given.seconds)
-    for name, processes in (("in the run", 0), (f"{given.processes} workers", given.processes)):
+    for processes in (0, *map(int, given.processes.split(","))):
         wrapped = [workers(taskset=each, processes=processes) if processes else each for each in (quick, slow)]
         alone, _ = asyncio.run(measure(wrapped[0], 500, 0, max(1, processes)))
         _, together = asyncio.run(measure(wrapped[1], 4, given.episodes, max(1, processes)))
-        print(f"{name}: {1000 * alone:.2f} ms a turn alone; {given.episodes} episodes of 4 turns: {together:.1f} s")
+        print(
+            f"{processes or 'no'} workers: {1000 * alone:.2f} ms a turn alone; {given.episodes} episodes of 4 turns: "
+            f"{together:.1f} s, {60 * given.episodes / together:,.0f} a minute",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def test_kills_of_any_process_leave_the_ledger_exact(
     ends_exactly(run)
 
 
-def ends_exactly(run: Path, **environment: str) -> None:
+def ends_exactly(run: Path, prompts: int = 2, **environment: str) -> None:
     """Three more steps end the run, and its ledger counts each prompt once."""
     step = CheckpointStore(run / "checkpoints").latest() or 0
     last = whet("resume", str(run), f"steps={step + 3}", **environment)
@@ -150,7 +150,7 @@ def ends_exactly(run: Path, **environment: str) -> None:
     found = audit(run)
     assert not found.violations
     assert (found.step, found.later) == (step + 3, 0)
-    assert sum(counts["trained"] for counts in found.by_epoch().values()) == 2 * found.step
+    assert sum(counts["trained"] for counts in found.by_epoch().values()) == prompts * found.step
     assert [line["step"] for line in read_metrics(run / FILE)] == list(range(found.step + 1))
 
 

@@ -1,5 +1,5 @@
-"""Killed again and again, with shells, containers and agents inside of them, a run leaves nothing behind and its ledger
-counts each prompt once. Containers are of the stub of an engine."""
+"""Killed again and again, with shells, containers, agents inside of them and on the machine, and environment workers, a
+run leaves nothing behind and its ledger counts each prompt once. Containers are of the stub of an engine."""
 
 import contextlib
 import os
@@ -38,7 +38,14 @@ headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.e
 request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
 urllib.request.urlopen(request, timeout=60).read()
 """
-ROLES = {"shell": "whet.shells.inside", "engine": "stub_engine.py", "agent": "OPENAI_BASE_URL", "run": "-m whet"}
+# The same on the machine, where what it leaves behind has also left its folder and cleared its variables.
+HIDING = AGENT.replace('["sleep", "31535"]', '["env", "-i", "sleep", "31535"], cwd="/"')
+ROLES = {
+    "shell": "whet.shells.inside", "engine": "stub_engine.py", "agent": "OPENAI_BASE_URL",
+    "worker": "whet.processes.service", "run": "-m whet",
+}  # fmt: skip
+TOY = {"type": "tests.toy:Lowercase", "size": 7}
+KEEPER = "keeper.py"  # its command has the words of the agent that it keeps
 Known = dict[int, float]  # the start of each process
 
 
@@ -52,7 +59,8 @@ def victim(run: int, role: str) -> int:
     """A process of the role, or the run itself if there is none within ten seconds."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        found = [one for one in family(run) if ROLES[role] in command_of(one)]
+        commands = {one: command_of(one) for one in family(run)}
+        found = [one for one, command in commands.items() if ROLES[role] in command and KEEPER not in command]
         if found:
             return found[-1]
         time.sleep(0.01)
@@ -99,11 +107,16 @@ def test_kills_of_shells_containers_agents_and_runs_leave_nothing_behind(tiny_mo
         steps=100_000,
         data={
             "type": "blend",
-            "of": {"local": {"taskset": agents_in({"type": "local"})}, "boxes": {"taskset": agents_in(container)}},
+            "of": {
+                "local": {"taskset": agents_in({"type": "local"})},
+                "boxes": {"taskset": agents_in(container)},
+                "workers": {"taskset": {"type": "workers", "processes": 1, "taskset": TOY}},
+                "machine": {"taskset": {"type": "agent", "program": ["python3", "-c", HIDING], "taskset": TOY}},
+            },
         },
         algorithm={"type": "grpo", "group_size": 2},
         sampling={"max_turns": 2, "max_prompt_tokens": 128, "max_episode_tokens": 192},
-        rollouts={"prompts_per_step": 2, "max_staleness": 1, "retries": 20, "retry_delay": 0.0},
+        rollouts={"prompts_per_step": 4, "max_staleness": 1, "retries": 20, "retry_delay": 0.0},
         evaluation={"enabled": False},
     )
     dice, memory, known = random.Random(7), set(os.listdir("/dev/shm")), Known()
@@ -113,7 +126,7 @@ def test_kills_of_shells_containers_agents_and_runs_leave_nothing_behind(tiny_mo
         wait_for(process, run, len((run / FILE).read_bytes().splitlines()) + 1 if (run / FILE).exists() else 1)
         assert process.poll() is None, process.communicate()[1]
         time.sleep(dice.uniform(0, 0.5))
-        role = dice.choices(list(ROLES), [2, 2, 2, 1])[0]
+        role = dice.choices(list(ROLES), [2, 2, 2, 2, 1])[0]
         one = victim(process.pid, role)
         noted(process.pid, known)
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
@@ -130,7 +143,7 @@ def test_kills_of_shells_containers_agents_and_runs_leave_nothing_behind(tiny_mo
     noted(process.pid, known)
     process.terminate()
     process.communicate(timeout=60)
-    ends_exactly(run, **environment)
+    ends_exactly(run, prompts=4, **environment)
     assert eventually(lambda: not alive(scratch) and not remaining(known), 30.0), remaining(known)
     assert eventually(lambda: not sleeping()), "a process of an agent remains"
     assert not list(scratch.iterdir())
