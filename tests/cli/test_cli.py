@@ -255,6 +255,9 @@ def test_show_explains_a_key(folder):
     assert result.returncode == 0
     for part in ("greater than 0", "Learning rate.", "r.yaml:3", "1e-05", "0.001"):
         assert part in result.stdout
+    as_json = json.loads(whet("show", "r.yaml", "--explain", "optimizer.lr", "--json", cwd=folder).stdout)
+    assert as_json["key"] == "optimizer.lr"
+    assert as_json["from"] == "r.yaml:3"
     wrong = whet("show", "r.yaml", "--explain", "optimizer.lrr", cwd=folder)
     assert wrong.returncode == 2
     assert "Did you mean 'lr'?" in wrong.stderr

@@ -39,6 +39,14 @@ def test_a_run_is_running_finished_or_stopped(tmp_path: Path) -> None:
         RunState.of(tmp_path)
 
 
+def test_a_run_of_epochs_that_failed_before_its_first_step_is_stopped(tmp_path: Path) -> None:
+    run = tmp_path / "a"
+    run.mkdir()
+    (run / "recipe.yaml").write_text("{steps: 0, epochs: 3.0}")  # the data, which give the steps, were not read
+    assert RunState.of(run).state == "stopped"
+    assert RunState.of(run).as_json()["steps"] is None
+
+
 def test_two_runs_differ_in_settings_and_results(tmp_path: Path) -> None:
     first = made(tmp_path / "a", 0.5, optimizer={"lr": 1e-5}, description="a try")
     second = made(tmp_path / "b", 0.8, optimizer={"lr": 3e-5, "schedule": "cosine"})

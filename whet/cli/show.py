@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.arguments import AsJson, Overrides, RecipeArgument
+from whet.cli.arguments import AsJson, Overrides, RecipeArgument, print_json
 
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
@@ -23,15 +23,17 @@ def show(
 ) -> None:
     """Print the resolved recipe as YAML, each value with its origin."""
     from whet.config import load
-    from whet.config.explain import annotated_yaml
-    from whet.config.explain import explain as explained
+    from whet.config.explain import annotated_yaml, explained
+    from whet.config.explain import explain as as_text
     from whet.run.recipe import Recipe
 
     loaded = load(Recipe, recipe, overrides or [])
-    if explain is not None:
-        print(explained(loaded, explain), end="")
-        if explain in PRECISIONS:
-            _print_choice(loaded.value)
+    if explain is not None and as_json:
+        print_json({"key": explain, **explained(loaded, explain), **_choice(explain, loaded.value)})
+    elif explain is not None:
+        print(as_text(loaded, explain), end="")
+        for name, text in _choice(explain, loaded.value).items():
+            print(f"  {name:<7}  {text}")
     elif as_json:
         print(loaded.value.model_dump_json(indent=2))
     elif sys.stdout.isatty():
@@ -52,8 +54,10 @@ def _notes(recipe: "Recipe") -> dict[str, str]:
     return {key: text for key, value in zip(PRECISIONS, values, strict=True) if value == "auto"}
 
 
-def _print_choice(recipe: "Recipe") -> None:
-    """Print the precision that is chosen on this machine."""
+def _choice(key: str, recipe: "Recipe") -> dict[str, str]:
+    """Return the precision that is chosen on this machine, if the key is about it."""
+    if key not in PRECISIONS:
+        return {}
     from whet.run.machine import decide
 
-    print(f"  here     {decide(recipe, starts=False)[1]}")
+    return {"here": decide(recipe, starts=False)[1]}

@@ -30,7 +30,16 @@ def annotated_yaml(loaded: Loaded[Config], notes: Mapping[str, str] | None = Non
 
 
 def explain(loaded: Loaded[Config], key: str) -> str:
-    """Return type, limits, default, value, origin and documentation of a key. Raises RecipeError if it is unknown."""
+    """Return ``explained`` as text."""
+    rows = explained(loaded, key)
+    width = max(map(len, rows))
+    lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items()).split("\n")
+    return "\n".join([key, *map(str.rstrip, lines), ""])
+
+
+def explained(loaded: Loaded[Config], key: str) -> dict[str, str]:
+    """Return type, limits, default, value, origin and documentation of a key, as far as it has them. Raises RecipeError
+    if it is unknown."""
     root, tree = type(loaded.value), from_plain(loaded.value.model_dump(mode="json"))
     path = tuple(key.split("."))
     keys = {dotted(leaf[:depth]): leaf[:depth] for leaf in tree.leaves() for depth in range(1, len(leaf) + 1)}
@@ -54,9 +63,7 @@ def explain(loaded: Loaded[Config], key: str) -> str:
     for model in place.models(node):
         summary = (model.__doc__ or "").strip().partition("\n\n")[0]
         rows[model.__name__] = " ".join(summary.split()) or f"settings: {', '.join(model.model_fields)}"
-    width = max(map(len, rows))
-    lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items() if text).split("\n")
-    return "\n".join([key, *map(str.rstrip, lines), ""])
+    return {name: text for name, text in rows.items() if text}
 
 
 def _inline(node: Node) -> str:

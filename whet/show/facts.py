@@ -51,7 +51,7 @@ class RunFacts:
             algorithm=text("algorithm", "algorithm.type", "algorithm"),
             device=text("device"),
             precision=text("computes_in", "learner.precision"),
-            steps=int(steps) if isinstance(steps, int | float) else None,
+            steps=int(steps) or None if isinstance(steps, int | float) else None,
             sandbox=UNPROTECTED if is_unprotected(recipe) else "",
         )
 
