@@ -60,4 +60,4 @@ def _choice(key: str, recipe: "Recipe") -> dict[str, str]:
         return {}
     from whet.run.machine import decide
 
-    return {"here": decide(recipe, starts=False)[1]}
+    return {"here": str(decide(recipe, starts=False)[1])}
