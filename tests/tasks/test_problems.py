@@ -157,7 +157,7 @@ def test_math_is_read_from_the_hub_too(monkeypatch):
 
     rows = [{"q": f"p{i}", "answer": str(i), "difficulty": None} for i in range(4)]
     published = {"train": datasets.Dataset.from_list(rows)}
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split, revision: published[split])
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split, **_: published[split])
     taskset = Math(path="hf:some/math:main:train", columns={"problem": "q"}, test_size=1)
     assert [task.data.answer for split in ("train", "test") for task in taskset.tasks(split)]
     with pytest.raises(DataError, match=r"some/math:main:train:1: field 'problem' is missing"):
