@@ -90,6 +90,21 @@ def test_tools_may_be_json_text_and_contents_parts_of_text(tmp_path: Path) -> No
             read(tmp_path, tools=wrong)
 
 
+def test_arguments_may_be_json_as_in_the_openai_api(tmp_path: Path) -> None:
+    as_json = [dict(message) for message in CHAT]
+    for message in as_json:
+        calls = [each["function"] for each in message.get("tool_calls") or ()]
+        if calls:
+            message["tool_calls"] = [
+                {"function": each | {"arguments": json.dumps(each["arguments"])}} for each in calls
+            ]
+    assert texts(read(tmp_path, messages=as_json), True) == texts(read(tmp_path), True)
+    for wrong in ("add(1, 2)", "[1, 2]"):
+        as_json[1]["tool_calls"] = [{"function": {"name": "add", "arguments": wrong}}]
+        with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages\[1\]' must hold .*'arguments'"):
+            read(tmp_path, messages=as_json)
+
+
 def test_rows_without_tools_may_call_them_and_judged_rows_too(tmp_path: Path) -> None:
     assert "Tools:" not in "".join(texts(read(tmp_path, tools=None), trained=False))
     path = tmp_path / "labelled.jsonl"

@@ -32,8 +32,26 @@ def _message(value: dict[str, object]) -> dict[str, object]:
     text = unicode(words_of(content))
     if value["role"] == "assistant" and not text.strip() and not calls:
         raise ValueError("must not be an empty reply")
-    kept = {key: part for key, part in value.items() if key != "tool_calls" or calls}
+    kept = {key: part for key, part in value.items() if key != "tool_calls"}
+    kept |= {"tool_calls": [_with_object(call) for call in calls]} if calls else {}
     return kept | {"content": text if value["role"] == "assistant" else content}
+
+
+def _with_object(call: JsonObject) -> JsonObject:
+    """Return the call with arguments that are an object. The OpenAI API has them as JSON, which chat templates would
+    quote a second time."""
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        decoded = STRICT.decode(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        decoded = None
+    if not isinstance(decoded, dict):
+        raise ValueError("must hold 'tool_calls' whose 'arguments' are an object, or its JSON")
+    changed = function | {"arguments": decoded}
+    return call | {"function": changed} if "function" in call else changed
 
 
 def _is_call(call: Any) -> bool:
