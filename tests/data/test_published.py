@@ -94,6 +94,19 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "openmathinstruct2": {
         "problem": "Hi", "generated_solution": "Hello!", "expected_answer": "1", "problem_source": "math",
     },
+    "llama_nemotron": {
+        "version": "v1.1", "input": [USER], "output": "Hello!", "category": "chat", "license": "cc-by-4.0",
+        "reasoning": "off", "generator": "Llama-3.3-70B-Instruct", "used_in_training": "yes", "system_prompt": "",
+    },
+    "nemotron_post_training_v1": {
+        "uuid": "1", "license": "CC BY 4.0", "generator": "Qwen3-235B-A22B", "version": "1.0", "category": "chat",
+        "reasoning": "off", "messages": [{**USER, "tool_calls": []}, {**REPLY, "tool_calls": []}],
+        "metadata": '{"conversation_id": "1"}',
+    },
+    "nemotron_post_training_v2": {
+        "uuid": "1", "license": "cc-by-4.0", "generator": "Qwen3-235B-A22B", "version": "2.0", "category": "chat",
+        "reasoning": "off", "messages": [USER, REPLY],
+    },
     "numinamath_cot": {"source": "olympiads", "problem": "Hi", "solution": "Hello!", "messages": [USER, REPLY]},
     "tulu3_sft": {"id": "1", "messages": [USER, REPLY], "source": "flan"},
     "ultrachat": {"prompt": "Hi", "prompt_id": "1", "messages": [USER, REPLY]},
@@ -132,6 +145,13 @@ def test_a_published_set_is_read_in_its_columns(name: str) -> None:
     group = rows.group(row, Renderer(tiny_tokenizer()))
     assert rows.unusable(group) is None
     assert [episode.reward for episode in group.episodes] == ([1.0, 0.0] if len(whole) == 2 else [0.0])
+
+
+def test_the_system_prompt_of_nemotron_is_a_message() -> None:
+    rows = named("llama_nemotron")
+    values = {"prompt": [USER], "completion": "Hello!", "system": "detailed thinking on"}
+    (answer,) = rows.kind.of("hub:1", values).answers
+    assert answer.messages == [{"role": "system", "content": "detailed thinking on"}, USER, REPLY]
 
 
 def test_ties_are_left_out() -> None:

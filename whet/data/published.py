@@ -17,6 +17,16 @@ DOLLY = SupervisedRows(path="hf:databricks/databricks-dolly-15k:train")
 OPEN_MATH_INSTRUCT_2 = SupervisedRows(
     path="hf:nvidia/OpenMathInstruct-2:train_1M", columns={"prompt": "problem", "completion": "generated_solution"}
 )
+LLAMA_NEMOTRON = SupervisedRows(
+    path="hf:nvidia/Llama-Nemotron-Post-Training-Dataset:SFT:chat",
+    columns={"prompt": "input", "completion": "output", "system": "system_prompt"},
+)  # other splits: code, math, science, safety
+NEMOTRON_POST_TRAINING_V1 = SupervisedRows(
+    path="hf:nvidia/Nemotron-Post-Training-Dataset-v1:chat"
+)  # other splits: code, math, stem, tool_calling
+NEMOTRON_POST_TRAINING_V2 = SupervisedRows(
+    path="hf:nvidia/Nemotron-Post-Training-Dataset-v2:chat"
+)  # other splits: code, math, stem, multilingual_de, ...
 NUMINA_MATH_COT = SupervisedRows(path="hf:AI-MO/NuminaMath-CoT:train")
 TULU_3_SFT = SupervisedRows(path="hf:allenai/tulu-3-sft-mixture:train")
 ULTRACHAT = SupervisedRows(
