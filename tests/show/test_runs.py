@@ -12,7 +12,8 @@ from rich.console import Console
 from tests.forks import whet
 from whet.base.errors import ConfigError
 from whet.checkpoint.lock import is_locked, run_lock
-from whet.show.runs import RunState, compare, find_runs, print_comparison, print_runs
+from whet.show.comparison import compare, print_comparison
+from whet.show.runs import RunState, find_runs, print_runs
 
 
 def made(folder: Path, right: float, steps: int = 2, **settings: Any) -> Path:

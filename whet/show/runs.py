@@ -1,5 +1,4 @@
-"""The runs of a folder in a table, with the jobs that were launched, and two runs side by side: the settings in which
-they differ, and their results with the interval of the difference."""
+"""The runs of a folder in a table, with the jobs that were launched."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,19 +17,8 @@ from whet.launch.job import FOLDER, RECORD, Record
 from whet.launch.scheduler import State
 from whet.launch.submit import newest
 from whet.metrics.sinks.jsonl import FILE, read_metrics
-from whet.metrics.statistics import newcombe
-from whet.show.facts import Change, Measured, RunFacts, Summary, read_recipe
+from whet.show.facts import Measured, RunFacts, Summary, read_recipe
 from whet.show.metric_catalog import show
-
-_ELSEWHERE = {"description"}  # settings that change no result
-_FINAL = (
-    "loss",
-    "reward/mean",
-    "answer/length_mean",
-    "entropy/approximate",
-    "gradient_norm",
-    "time/step",
-)  # of the last step
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,68 +143,18 @@ def _outcome(job: State) -> str:
     return f"{job.phase}{detail}{'' if job.code is None else f', exit code {job.code}'}"
 
 
-def compare(first: RunState, second: RunState) -> JsonObject:
-    """Return the differing settings, the last metrics and the final accuracies of two runs as values of JSON."""
-    keys = sorted(first.settings.keys() | second.settings.keys())
-    values = {key: (first.settings.get(key), second.settings.get(key)) for key in keys if key not in _ELSEWHERE}
-    change = _difference(first, second)
-    return {
-        "settings": {key: pair for key, pair in values.items() if pair[0] != pair[1]},
-        "accuracy": [last and last.accuracy for last in (_final(first), _final(second))],
-        "difference": change and {"mean": change.mean, "low": change.low, "high": change.high},
-        "last step": {name: (first.last.get(name), second.last.get(name)) for name in _FINAL
-                      if name in first.last or name in second.last},
-    }  # fmt: skip
-
-
-def print_comparison(first: RunState, second: RunState, console: Console | None = None) -> None:
-    """Print two runs side by side."""
-    console, comparison = console or Console(), compare(first, second)
-    heads = ("", escape_controls(first.folder.name), escape_controls(second.folder.name))
-    table = Table(*(Column(head, overflow="fold") for head in heads))  # two keys may begin alike
-    for key, pair in comparison["settings"].items():
-        table.add_row(key, *(escape_controls(_text(value)) for value in pair))
-    table.add_section()
-    table.add_row("steps", *(str(run.summary.steps) for run in (first, second)))
-    table.add_row("accuracy", *(_accuracies(run) for run in (first, second)))
-    if first.summary.losses or second.summary.losses:
-        table.add_row("held-out loss", *(_losses(run) for run in (first, second)))
-    for name, pair in comparison["last step"].items():
-        table.add_row(f"{name} (last step)", *("" if value is None else show(value) for value in pair))
-    console.print(table)
-    if not comparison["settings"]:
-        console.print("the settings are the same")
-    if (change := _difference(first, second)) is not None:
-        verdict = "" if change.style else "; the difference may be chance"
-        console.print(f"accuracy of {second.folder.name} minus {first.folder.name}: {change.points} "
-                      f"(95% {change.interval}, as of different tasks){verdict}")  # fmt: skip
-
-
-def _final(run: RunState) -> Measured | None:
-    return run.summary.whole.after or run.summary.whole.before
-
-
-def _difference(first: RunState, second: RunState) -> Change | None:
-    a, b = _final(first), _final(second)
-    if a is None or b is None or not (a.n and b.n):
-        return None
-    return Change(*newcombe(a.accuracy * a.n, a.n, b.accuracy * b.n, b.n))
-
-
-def _accuracies(run: RunState) -> str:
+def accuracies(run: RunState) -> str:
+    """Return the held-out accuracies before and after."""
     results: Sequence[Measured | None] = (run.summary.whole.before, run.summary.whole.after)
     return " → ".join(show(result.accuracy, "percent") for result in results if result is not None)
 
 
-def _losses(run: RunState) -> str:
+def losses(run: RunState) -> str:
+    """Return the held-out losses before and after."""
     return " → ".join(show(each.loss) for each in run.summary.losses)
 
 
 def _measured(run: RunState) -> str:
     """Return the accuracies, or the held-out losses of a run that has none."""
-    losses = _losses(run)
-    return _accuracies(run) or (losses and f"loss {losses}")
-
-
-def _text(value: Any) -> str:
-    return "default" if value is None else str(value)
+    loss = losses(run)
+    return accuracies(run) or (loss and f"loss {loss}")

@@ -29,7 +29,7 @@ const source = live ? online : offline;
 
 const state = { runs: live ? [] : inside.runs, charts: [], hidden: new Set(), run: 0, zoom: null, smoothing: 1 / 15 };
 const colour = (run) => "c" + ((run % 8) + 1);
-const place = Object.fromEntries(["head", "alarms", "hero", "sets", "learning", "phases", "waits", "rollouts", "recipe"].map((name) => [name, element("section")]));
+const place = Object.fromEntries(["head", "alarms", "comparison", "hero", "sets", "learning", "phases", "waits", "rollouts", "recipe"].map((name) => [name, element("section")]));
 
 function build() {
   const zoomed = element("button", { id: "unzoom", type: "button", hidden: true, onclick: () => zoom(null) }, "all steps");
@@ -40,7 +40,7 @@ function build() {
   main.replaceChildren(
     element("header", {}, element("div", {}, element("span", { class: "mark" }, "WHET"), place.head),
       element("button", { id: "theme", type: "button", onclick: toggleTheme }, "Light / dark")),
-    place.alarms, place.hero,
+    place.alarms, place.comparison, place.hero,
     element("h2", {}, "Learning"),
     element("div", { class: "controls" }, element("label", {}, "Smoothing ", slider), zoomed,
       element("span", { class: "none" }, "Drag in a chart to see a range of steps; a double click shows all.")),
@@ -206,9 +206,15 @@ function follow() {
   };
 }
 
+function drawComparison({ table: rows, lines }) {
+  place.comparison.replaceChildren(element("h2", {}, "Comparison"), element("div", { class: "box" }, table(rows)),
+    ...lines.map((line) => element("p", { class: "sub" }, line)));
+}
+
 build();
 if (live) follow();
 else {
+  if (inside.comparison) drawComparison(inside.comparison);
   drawFacts();
   drawLegend();
   loadCharts();
