@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from tests.rows import write_rows
+from whet.base.errors import DataError
 from whet.config import Component
 from whet.tasks.base import TASK_SETS
-from whet.tasks.math.dataset import Math
+from whet.tasks.math.dataset import GSM8K, Math
 
 ASKED = "What is 1 + 1?"
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -46,3 +47,23 @@ def test_a_published_set_is_read_in_its_columns(name: str, tmp_path: Path) -> No
     gold = local.gold(task)
     assert gold is not None
     assert "2" in str(gold)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_rows_in_other_columns_are_answered_with_the_likely_one(name: str, tmp_path: Path) -> None:
+    _, preset = Component(TASK_SETS).resolve(name)
+    path = write_rows(tmp_path / "rows.jsonl", [{"id": "1", "completion": "2", "prompt": ASKED}])
+    local = preset.model_copy(update={"path": str(path), "test_path": None, "test_size": 0})
+    expected = (
+        r"rows.jsonl:1: .* \(fields of this row: id, completion, prompt; if 'prompt' is meant, set columns={problem"
+    )
+    with pytest.raises(DataError, match=expected):
+        local.tasks("train")
+
+
+def test_gsm8k_in_other_columns(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": ASKED, "answer": "#### 2"}])
+    with pytest.raises(DataError, match="if 'prompt' is meant, set columns={question: prompt}"):
+        GSM8K(path=str(path), test_size=0).tasks("train")
+    (task,) = GSM8K(path=str(path), test_size=0, columns={"question": "prompt"}).tasks("train")
+    assert ASKED in task.prompt[-1]["content"]

@@ -161,6 +161,9 @@ def placed_rows(
 _USUAL = {  # what the fields are often called
     "prompt": ("question", "instruction", "problem", "query", "input", "text"),
     "completion": ("answer", "response", "output", "solution", "reply", "target"),
+    "problem": ("prompt", "question", "query", "input"),
+    "question": ("prompt", "problem", "query", "input"),
+    "answer": ("expected_answer", "solution", "completion", "response", "output", "target"),
     "chosen": ("preferred", "accepted", "winner", "better"),
     "rejected": ("dispreferred", "loser", "worse"),
 }

@@ -168,6 +168,8 @@ class GSM8K(BoxedProblems):
     """A JSONL file; None: the Hugging Face dataset, both splits."""
     test_path: str | None = None
     """A JSONL file; None: test_size rows of ``path`` are held out."""
+    columns: dict[str, str] = Field(default={})
+    """Columns of the file with other names than the fields, as in ``{question: problem}``."""
     test_size: int = Field(default=500, ge=0, le=MAX_SIZE)
     """The most test problems to use."""
 
@@ -178,6 +180,6 @@ class GSM8K(BoxedProblems):
         return split_files("gsm8k", path, test_path, self.test_size, self._read, Problem.key)
 
     def _read(self, path: str, split: Split, tally: Tally) -> list[Problem]:
-        rows = read_rows(path, GSM8KRow)
+        rows = read_rows(path, GSM8KRow, self.columns)
         tally.rows += len(rows)
         return [Problem(f"gsm8k/{split}/{index}", row.question, row.answer) for index, row in enumerate(rows)]
