@@ -63,7 +63,7 @@ def test_rows_in_other_columns_are_answered_with_the_likely_one(name: str, tmp_p
 
 def test_gsm8k_in_other_columns(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [{"prompt": ASKED, "answer": "#### 2"}])
-    with pytest.raises(DataError, match="if 'prompt' is meant, set columns={question: prompt}"):
+    with pytest.raises(DataError, match=r"if 'prompt' is meant, set columns={question: prompt}"):
         GSM8K(path=str(path), test_size=0).tasks("train")
     (task,) = GSM8K(path=str(path), test_size=0, columns={"question": "prompt"}).tasks("train")
     assert ASKED in task.prompt[-1]["content"]

@@ -1,17 +1,24 @@
 """``whet train`` and ``whet resume``."""
 
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from whet.base.errors import ConfigError
-from whet.cli.arguments import Overrides, RecipeArgument, run_folder
+from whet.cli.arguments import Overrides, RecipeArgument, print_json, run_folder
 from whet.cli.launching import Request
 from whet.run.signals import StopRequest
 
 if TYPE_CHECKING:
     from whet.launch.job import Job
+
+ResultAsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and everything else to standard error.")
+]
 
 
 def train(
@@ -21,9 +28,9 @@ def train(
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Run folder to create, instead of a new one under runs/.")
     ] = None,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Train a model as a recipe says. For example: whet train quickstart steps=5"""
-    from whet.api import finished
     from whet.config import load
     from whet.models.config import check_models
     from whet.run.folder import check_free, new_folder
@@ -41,7 +48,7 @@ def train(
         return run.start(loaded.value, context.obj.run, stop)
 
     title = f"{loaded.path.stem}, {loaded.value.duration}, into {context.obj.run}"
-    print(f"finished: {finished(title, context.obj.run, begin)}")
+    _finish(title, context.obj.run, begin, as_json)
 
 
 def resume(
@@ -53,10 +60,9 @@ def resume(
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Run folder to create from a mirror, instead of one under runs/.")
     ] = None,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Continue a run from its newest complete checkpoint."""
-    from whet.api import finished
-
     context.obj.run = local_folder(run, folder)
 
     def begin(stop: StopRequest) -> Path:
@@ -64,10 +70,35 @@ def resume(
 
         return runs.resume(context.obj.run, overrides or [], stop)
 
-    print(f"finished: {finished(f'resuming {context.obj.run}', context.obj.run, begin)}")
+    _finish(f"resuming {context.obj.run}", context.obj.run, begin, as_json)
 
 
-def train_job(request: Request, recipe: str, overrides: list[str] | None = None, folder: Path | None = None) -> "Job":
+def _finish(title: str, folder: Path, begin: Callable[[StopRequest], Path], as_json: bool) -> None:
+    """Train and print the result."""
+    from whet.api import finished
+
+    if not as_json:
+        print(f"finished: {finished(title, folder, begin)}")
+        return
+    with redirect_stdout(sys.stderr):
+        folder = finished(title, folder, begin)
+    from whet.show.runs import RunState
+
+    print_json(RunState.of(folder).as_json())
+
+
+def _check_local(as_json: bool) -> None:
+    if as_json:
+        raise ConfigError("--json is for a run on this machine; the state of a job: whet runs --json")
+
+
+def train_job(
+    request: Request,
+    recipe: str,
+    overrides: list[str] | None = None,
+    folder: Path | None = None,
+    as_json: bool = False,
+) -> "Job":
     """Return the job of ``whet train``: it trains the recipe that is kept with the run, or resumes the run if it has
     begun."""
     from whet.config import dump_yaml, load
@@ -76,6 +107,7 @@ def train_job(request: Request, recipe: str, overrides: list[str] | None = None,
     from whet.run.folder import check_free, new_folder
     from whet.run.recipe import Recipe
 
+    _check_local(as_json)
     loaded = load(Recipe, recipe, overrides or [])
     run = folder or new_folder(name=loaded.path.stem)
     check_free(run)
@@ -101,10 +133,17 @@ def local_folder(run: str, folder: Path | None) -> Path:
     return run_folder(Path(run))
 
 
-def resume_job(request: Request, run: str, overrides: list[str] | None = None, folder: Path | None = None) -> "Job":
+def resume_job(
+    request: Request,
+    run: str,
+    overrides: list[str] | None = None,
+    folder: Path | None = None,
+    as_json: bool = False,
+) -> "Job":
     """Return the job of ``whet resume``. A run on a file system that this machine does not see is not checked."""
     from whet.run.folder import is_url
 
+    _check_local(as_json)
     if is_url(run):
         raise ConfigError(f"a job can't resume from the mirror {run}: run `whet resume {run}` on that machine")
     if not request.profile.sees_folder:

@@ -51,12 +51,14 @@ class RunState:
 
     def as_json(self) -> dict[str, object]:
         """Return the state as values of JSON."""
-        whole = self.summary.whole
+        whole, held_out = self.summary.whole, self.summary.losses
         return {
             "folder": str(self.folder), "state": self.state, "step": self.summary.steps, "steps": self.facts.steps,
             "algorithm": self.facts.algorithm, "model": self.facts.model, "task": self.facts.task,
             "accuracy_before": whole.before and whole.before.accuracy,
-            "accuracy_after": whole.after and whole.after.accuracy, "seconds": self.summary.seconds,
+            "accuracy_after": whole.after and whole.after.accuracy,
+            "loss_before": held_out[0].loss if held_out else None,
+            "loss_after": held_out[1].loss if len(held_out) > 1 else None, "seconds": self.summary.seconds,
         }  # fmt: skip
 
 
