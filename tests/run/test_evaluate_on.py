@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.toy import toy_recipe, write_recipe
+from whet.base.files import digest
 from whet.cli.main import main
 from whet.core.types import Episode, Span, Task, Trajectory
+from whet.fetch.artifacts import register
 from whet.fetch.images import open_image
 from whet.run.scores import Report, counts
 
@@ -166,6 +168,23 @@ def test_a_model_is_compared_with_an_endpoint_on_each_set_and_on_all(
     assert f"gsm8k, against {endpoint.url}#tiny: " in printed
     assert "all tasks, against" in printed
     assert "mean over sets: " in printed
+
+
+def test_an_artifact_is_a_model(
+    benchmarks: Path,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    register("policy", tiny_model, {path.name: digest(path) for path in tiny_model.iterdir()})
+    small = ("sampling.max_new_tokens=4", "sampling.max_prompt_tokens=512", "generator.dtype=float32")
+    words = ("artifact:policy:latest", "--on", "gsm8k", "--against", "artifact:policy:v1", *small)
+    assert evaluated(*words, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sets"]["gsm8k"]["difference"] == 0
+    assert evaluated("artifact:other:latest", "--on", "gsm8k") == 2
+    assert "has no artifact 'other'" in capsys.readouterr().err
 
 
 def test_a_recipe_is_compared_with_an_endpoint_on_its_own_tasks(

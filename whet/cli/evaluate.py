@@ -145,9 +145,16 @@ def _is_url(name: str) -> bool:
 
 def _is_model(name: str) -> bool:
     """Return whether a target is a model, not a run or a recipe."""
+    from whet.fetch.artifacts import PREFIX
     from whet.fetch.smollm2 import NAME
 
-    return name == NAME or _is_url(name) or (Path(name) / "config.json").is_file() or _on_hub(name)
+    return (
+        name == NAME
+        or name.startswith(PREFIX)
+        or _is_url(name)
+        or (Path(name) / "config.json").is_file()
+        or _on_hub(name)
+    )
 
 
 def _on_hub(name: str) -> bool:
