@@ -52,7 +52,7 @@ class Kept(Tracker):
             Memory.hanging.set()
             Memory.hangs.wait()
         if step in Memory.fails:
-            raise OSError("no route to host")
+            raise OSError("no route to host.")
         Memory.logged.append((step, dict(values), rollouts))
 
     def attach(self, files):
@@ -130,7 +130,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_gets_the_steps_later(tmp_pat
     assert [step for step, _, _ in Memory.logged] == [1]
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
-    assert "memory does not take the metrics of this run: no route to host" in warnings[0]
+    assert "memory does not take the metrics of this run: no route to host. It gets them" in warnings[0]
     Memory.fails.clear()
     run(Memory(), tmp_path, [], resume_step=3)  # nothing more is finished
     assert [step for step, _, _ in Memory.logged] == [1]

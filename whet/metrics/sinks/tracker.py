@@ -173,7 +173,7 @@ class Follower(Sink):
     def _warn(self, error: Exception) -> None:
         if not self._warned:
             text = "%s does not take the metrics of this run: %s. It gets them when it answers; %s has them all"
-            log.warning(text, self._config.label, error or type(error).__name__, FILE)
+            log.warning(text, self._config.label, str(error).rstrip(".") or type(error).__name__, FILE)
         self._warned = True
 
 
