@@ -20,8 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from whet.models.attention.forest import AnyLayout
 from whet.parallel.megatron.experts import mixture
-from whet.parallel.megatron.layers import build_layer
-from whet.parallel.megatron.norm import Norm
+from whet.parallel.megatron.layers import Norm, build_layer
 from whet.parallel.parameters import persistent_buffers
 
 
