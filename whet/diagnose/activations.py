@@ -7,6 +7,7 @@ Independent of recipes and of the layout of ranks.
 import copy
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +15,9 @@ import torch
 from whet.models.attention.forest import NAME, register, supports_forest
 from whet.models.attention.layout import ForestLayout
 from whet.models.attention.states import new_cache, supports_cached_decoding, tensors_of
-from whet.models.config import LoraSettings
+from whet.models.config import LoraSettings, ModelConfig
 from whet.models.layer_heads import largest_heads
-from whet.models.loading import architecture, lora_targets
+from whet.models.loading import architecture, load_model_config, lora_targets
 from whet.models.moe.experts import experts_of
 from whet.models.moe.routing import has_experts
 from whet.models.stages import layers_of
@@ -24,8 +25,10 @@ from whet.models.stages import layers_of
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from whet.learner.config import LearnerConfig
 
 _SOME = 16  # tokens; longer than the window of a convolution
+_TRACED = 16384  # tokens; the activations of longer micro-batches are extrapolated linearly
 
 
 @dataclass(slots=True, frozen=True)
@@ -171,3 +174,15 @@ def _kv_per_token(text: "PretrainedConfig") -> int:
     if not getattr(text, "num_attention_heads", None):
         return 0
     return largest_heads(text).cached
+
+
+@cache
+def micro_batch_bytes(model: ModelConfig, learner: "LearnerConfig", lengths: tuple[int, ...]) -> tuple[int, int]:
+    """Return the bytes that a micro-batch saves for its backward pass, in all layers and in one layer."""
+    config = load_model_config(model)
+    part = list(lengths[: max(1, _TRACED // lengths[0])])
+    saved = activation_bytes(
+        config, part, precision=learner.computes_in, checkpointing=learner.activation_checkpointing
+    )
+    layer = layer_bytes(config, part, precision=learner.computes_in)
+    return saved * sum(lengths) // sum(part), layer * sum(lengths) // sum(part)

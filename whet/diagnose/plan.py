@@ -5,14 +5,13 @@ Starts nothing and reads no weights: the model's config file is enough.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING
 
 from whet.algorithms.base import OnlineAlgorithm
 from whet.base.errors import WhetError
 from whet.base.files import format_bytes
 from whet.data.rows import PreferenceRows
-from whet.diagnose.activations import ModelSize, activation_bytes, layer_bytes, model_size
+from whet.diagnose.activations import ModelSize, micro_batch_bytes, model_size
 from whet.diagnose.duration import Duration, estimate
 from whet.diagnose.layout import Shard, Stage, lay_out, stages
 from whet.diagnose.memory import BYTES, CUDA_CONTEXT, Memory, bucket_bytes, generator_memory, learner_memory
@@ -25,12 +24,8 @@ from whet.run.machine import decide
 from whet.weights.config import usual_bucket
 
 if TYPE_CHECKING:
-    from whet.learner.config import LearnerConfig
-    from whet.models.config import ModelConfig
     from whet.parallel.config import ParallelConfig
     from whet.run.recipe import Recipe
-
-_TRACED = 16384  # tokens; the activations of longer micro-batches are extrapolated linearly
 
 
 @dataclass(slots=True)
@@ -109,7 +104,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
     trains, value, model = spec.loss is not None, spec.head == "value", spec.model_config(recipe.model)
     size = plan.models[role] = model_size(load_model_config(model), model.lora if trains else None)
     lengths, micro_batches = _micro_batches(recipe)
-    activations, layer = _activations(model, learner, tuple(lengths)) if trains else (0, 0)
+    activations, layer = micro_batch_bytes(model, learner, tuple(lengths)) if trains else (0, 0)
     reads_reference = any(spec.fills.get(column) == "reference_logprobs" for column in algorithm.reads)
     has_reference = reads_reference and not spec.caches_reference and model.lora is None
     for stage in stages(size.layers, parallel, micro_batches):
@@ -228,18 +223,6 @@ def _trained(recipe: "Recipe", lengths: list[int]) -> int:
     if not isinstance(recipe.algorithm, OnlineAlgorithm):
         return sum(lengths)
     return sum(lengths) - len(lengths) * recipe.sampling.max_prompt_tokens
-
-
-@cache
-def _activations(model: "ModelConfig", learner: "LearnerConfig", lengths: tuple[int, ...]) -> tuple[int, int]:
-    """Return the bytes that a micro-batch saves for its backward pass, in all layers and in one layer."""
-    config = load_model_config(model)
-    part = list(lengths[: max(1, _TRACED // lengths[0])])
-    saved = activation_bytes(
-        config, part, precision=learner.computes_in, checkpointing=learner.activation_checkpointing
-    )
-    layer = layer_bytes(config, part, precision=learner.computes_in)
-    return saved * sum(lengths) // sum(part), layer * sum(lengths) // sum(part)
 
 
 def _layout(parallel: "ParallelConfig") -> list[str]:
