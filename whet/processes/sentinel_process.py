@@ -1,4 +1,5 @@
-"""The sentinel process, see ``sentinel.py``. Imports only the standard library and ``marked.py``.
+"""The sentinel process, see ``sentinel.py``, and the programs that it ends with a run: they are recognised by a
+variable of their environment, which every child inherits. Imports only the standard library.
 
 Who waits for whom: it waits for the beats of its owner, and ends with it. A second without a beat counts only if the
 owner was not stopped (Ctrl-Z, a debugger), and without the time for which a thread of the owner waited for a core, so
@@ -13,7 +14,8 @@ import signal
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 BEAT, BYE = b"\0", b"\1"
 ASK = signal.SIGRTMAX - 7 if sys.platform == "linux" else 0
@@ -22,6 +24,10 @@ ASK = signal.SIGRTMAX - 7 if sys.platform == "linux" else 0
 LIMIT = 120.0  # seconds for which the interpreter may be held
 _WARNING = 10.0  # seconds until a warning with the line, and for which a signal may wait for its handler
 _REPORT, _PAUSE = 2.0, 0.2  # seconds to wait for the report of lines, and between its parts
+
+OWNER = "WHET_OWNER"  # the variable with the process id of the run, by which a program is killed when its run is lost
+
+_ROUNDS = 100  # a process may fork while the others are killed
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _WAITS = ("selectors.py", "threading.py", "concurrent/futures/thread.py", "sentinel.py")
@@ -149,10 +155,28 @@ class Watch:
 
 def end_programs(owner: int) -> None:
     """Kill the programs of episodes, which have their own sessions and may block for long."""
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
-    from whet.processes.marked import OWNER, kill_marked
-
     kill_marked(OWNER, str(owner))
+
+
+def kill_marked(name: str, value: str, place: Path | None = None) -> None:
+    """Kill all processes whose environment has the variable, also a process that has left its process group or session;
+    and processes that work in the folder ``place``, whatever their environment. Linux; elsewhere nothing is found."""
+    for _ in range(_ROUNDS):
+        processes = list(_marked(f"{name}={value}".encode(), place))
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        if not processes:
+            return
+        time.sleep(0.01)
+
+
+def _marked(variable: bytes, place: Path | None) -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            marked = variable in (folder / "environ").read_bytes().split(b"\0")
+            if marked or (place is not None and (folder / "cwd").readlink().is_relative_to(place)):
+                yield int(folder.name)
 
 
 def core_waits(process: int) -> dict[str, float]:

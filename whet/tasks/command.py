@@ -30,7 +30,7 @@ from whet.base.scratch import Scratch
 from whet.core.content import text_of
 from whet.core.types import Task
 from whet.processes.keeper import under_keeper
-from whet.processes.marked import OWNER, kill_marked
+from whet.processes.sentinel_process import OWNER, kill_marked
 from whet.processes.threads import run_in_thread
 from whet.shells.links import LINK_PORT
 from whet.shells.runtime import Runtime
