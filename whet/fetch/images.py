@@ -110,6 +110,13 @@ def open_image(url: str) -> "Image":
         return _decoded(content_of_url(url))
 
 
+def opaque(url: str) -> str:
+    """Return the data URL of an image without transparency, as the model's processor sees it: servers take what is
+    transparent as white."""
+    image = open_image(url)
+    return url if image.mode == "RGB" else read_image(image.convert("RGB"))
+
+
 def fingerprint(url: str) -> str:
     """Return a text that is equal for equal images, for hashes and comparisons: the SHA-256 of a data URL."""
     return hashlib.sha256(url.encode()).hexdigest()

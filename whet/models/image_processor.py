@@ -111,6 +111,16 @@ class ImageProcessor:
         """Return the tokens as the model's own code and the tokenizer have them, the same for every image."""
         return [self._feature_id if token < 0 else token for token in tokens]
 
+    def check_reading(self, prompt: Sequence[int], theirs: Sequence[int] | None, engine: str) -> None:
+        """Raise ``WhetError`` if an engine, whose own code puts the images into a prompt, reads it as other tokens than
+        the learner, which learns from them. ``theirs``: the tokens that it read; None: it doesn't tell."""
+        ours = self.marked(prompt)
+        if theirs is not None and list(theirs) != ours:
+            raise WhetError(
+                f"{engine} reads the images of a prompt as {len(theirs)} tokens that differ from the {len(ours)} of "
+                "the model's processor; sample with generator=torch"
+            )
+
     def folded(self, tokens: Sequence[int], urls: Sequence[str]) -> tuple[list[int], list[str]]:
         """Return the tokens as a chat template writes them, with one mark for each image, and the images in the order
         of their marks. ``urls``: the images that the tokens may have. Raises ``DataError`` for a part of an image."""

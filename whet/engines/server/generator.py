@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
-from whet.engines.prompt_images import check_reading, opaque
 from whet.engines.server.client import Api, Client, RefusedError, Sampled, check_tokenizer
 from whet.engines.server.config import RemoteConfig
 from whet.engines.server.folder import WeightFolder
 from whet.engines.server.sglang_api import SglangApi
 from whet.engines.server.vllm_api import VllmApi
+from whet.fetch.images import opaque
 from whet.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class ServerGenerator:
                 f"finish reason {answer.finish!r}"
             )
         if self.images is not None:
-            check_reading(prompt, answer.read, self.images, f"the server {self.url}")
+            self.images.check_reading(prompt, answer.read, f"the server {self.url}")
         first, last = answer.weights
         versions = (self._version(first) if first else oldest, self._version(last))
         self._metrics.merge(prompt_metrics(len(prompt), answer.cached))

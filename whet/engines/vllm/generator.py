@@ -21,7 +21,6 @@ from whet.base.errors import DeadlineError, GeneratorError, RefitError, WhetErro
 from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.config import Deployment
-from whet.engines.prompt_images import check_reading
 from whet.engines.vllm.adapter import NUMBER
 from whet.engines.vllm.config import VllmGeneratorConfig
 from whet.engines.vllm.engine import VllmEngine
@@ -158,7 +157,7 @@ class VllmGenerator:
             async for output in engine.generate(request, params, name, lora_request=self._adapter()):
                 if inputs is not None and last is None:
                     assert self.deployment.images is not None
-                    check_reading(prompt, output.prompt_token_ids, self.deployment.images, "vLLM")
+                    self.deployment.images.check_reading(prompt, output.prompt_token_ids, "vLLM")
                 last = output
                 self._progress = time.monotonic()
                 if sampled is not None:
