@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from whet.chat.renderer import Renderer
 from whet.config import load
 from whet.engines.base import SamplingParams
-from whet.engines.speculative import NGram
+from whet.engines.config import NGram
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.decoder import Counters
 from whet.engines.torch.generator import TorchGenerator

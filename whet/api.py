@@ -96,7 +96,7 @@ def open(
     value, chosen, name = _planned(recipe, overrides, folder, sections)
     from whet.run.open import Opening  # takes seconds
     from whet.show.heartbeat import Heartbeat
-    from whet.show.live_report import LiveReport
+    from whet.show.report import LiveReport
 
     return Opening(value, chosen, Heartbeat(f"{name}, into {chosen}"), LiveReport(chosen))
 
@@ -197,7 +197,7 @@ def result(folder: str | os.PathLike[str]) -> "Result":
 
 def finished(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> Path:
     """Train into the folder while showing the progress, write the report, print a summary, and return the folder."""
-    from whet.show.live_report import shown
+    from whet.show.report import shown
     from whet.show.summary import print_summary  # takes a while
 
     with readers_may_go():

@@ -16,7 +16,7 @@ from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
 from whet.base.errors import ConfigError
 from whet.core.types import Distribution
 from whet.engines.base import Completion, SamplingParams
-from whet.engines.speculative import NGram
+from whet.engines.config import NGram
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.decode_attention import DecodeCache
 from whet.engines.torch.decoder import Request

@@ -15,9 +15,9 @@ from whet.base.errors import ConfigError
 from whet.config import RecipeError
 from whet.core.types import Group, Task
 from whet.rollouts.blend import Blend, BlendSampler, Part
-from whet.rollouts.by_environment import ByEnvironment
 from whet.rollouts.curriculum import PassRateCurriculum
 from whet.rollouts.filters import BestAndWorst, DynamicSampling
+from whet.rollouts.group_metrics import ByEnvironment
 from whet.rollouts.rewards import Score
 from whet.rollouts.sampling import Limits
 from whet.tasks.base import Environments

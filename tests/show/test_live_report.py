@@ -15,7 +15,7 @@ from tests.show.runs import train_values
 from tests.toy import Flaky, toy_recipe, write_recipe
 from whet.base.errors import WhetError
 from whet.metrics.sinks.jsonl import JSONLSink
-from whet.show.live_report import LiveReport
+from whet.show.report import LiveReport
 
 
 def test_it_is_written_again_where_there_are_new_metrics(tmp_path: Path) -> None:

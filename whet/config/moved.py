@@ -14,7 +14,7 @@ _MOVED = {
     "whet.diagnose": "agreement plan.plan plan.memory plan.layout plan.activations cli.doctor_checks=checks",
     "whet.engines": (
         "generators.base generators.config generators.hosted=remote generators.registry=config generators.router "
-        "generators.sampling"
+        "generators.sampling engines.speculative=config"
     ),
     "whet.engines.torch": (
         "models.decode_attention models.prefix generators.torch_config=config "
@@ -74,7 +74,7 @@ _MOVED = {
         "environments.tool_tasks=base environments.calculator environments.corpus_search "
         "environments.database environments.office environments.office_tools "
         "environments.tool_hallucination=hallucination environments.tool_calls_in_text=hallucination "
-        "tasks.tools.calls_in_text=hallucination"
+        "tasks.tools.calls_in_text=hallucination pipeline.hallucinating=hallucination"
     ),
     "whet.weights": "learner.named_weights",
 }

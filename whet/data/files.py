@@ -1,13 +1,17 @@
 """Rows of data files in the usual formats, each with its place: JSONL, JSON arrays, CSV, TSV, Parquet and Arrow, single
-or several, plain or compressed by gzip. Independent of the fields.
+or several, plain or compressed by gzip. Independent of the fields. A table has every field in every row, so a null
+there is an absent field.
 """
 
 import csv
 import gzip
 import io
 import json
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +22,6 @@ from whet.base.extras import extra
 from whet.base.strict_json import STRICT, TABLES
 from whet.config.issues import did_you_mean
 from whet.data.jsonl import LeaveOut, Placed, WrongRowError, iterate_jsonl
-from whet.data.values import without_nulls
 
 TEXT_TABLES = (".csv", ".tsv")
 """Formats in which each value is a text."""
@@ -227,3 +230,33 @@ def _arrow_reader(path: Path, ipc: ModuleType, pyarrow: ModuleType) -> Callable[
     except pyarrow.ArrowInvalid:
         return lambda: iter(ipc.open_stream(source))
     return lambda: (file.get_batch(index) for index in range(file.num_record_batches))
+
+
+def without_nulls(row: Mapping[str, object]) -> dict[str, object]:
+    """Return the row without fields, and fields of objects in it, that are null or NaN. Bytes (images, sounds) stay."""
+    return {name: plain for name, value in row.items() if (plain := _plain(value)) is not None}
+
+
+def without_bytes(row: Mapping[str, object]) -> dict[str, object]:
+    """Return the row without fields, and fields of objects in it, that are bytes."""
+    return {name: _json(value) for name, value in row.items() if not isinstance(value, bytes | bytearray)}
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, dict):
+        return without_nulls(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _json(value: object) -> object:
+    if isinstance(value, dict):
+        return without_bytes(value)
+    if isinstance(value, list):
+        return [_json(item) for item in value]
+    return None if isinstance(value, bytes | bytearray) else value

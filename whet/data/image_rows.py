@@ -13,7 +13,7 @@ from typing import Any
 from whet.base.errors import DataError
 from whet.base.strict_json import STRICT, JsonObject
 from whet.core.content import ImagePart
-from whet.data.values import without_bytes
+from whet.data.files import without_bytes
 from whet.fetch.images import read_image, source_of
 
 _COLUMNS = ("images", "image")

@@ -1,13 +1,15 @@
-"""Messages as clients and data sets write them, and how models of pydantic read them."""
+"""Messages as clients and data sets write them, and how models of pydantic read them; and the text of a row's field
+``system``, the first message of the row's question."""
 
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import GetPydanticSchema
+from pydantic import AfterValidator, GetPydanticSchema, ValidationInfo
 from pydantic_core.core_schema import no_info_plain_validator_function
 
-from whet.core.content import content_of, text_of
+from whet.core.content import content_of, text_of, words_of
 from whet.core.types import Message
+from whet.data.row import unicode
 
 T = TypeVar("T")
 
@@ -33,3 +35,28 @@ def _message(item: object) -> Message:
             read = content_of(content)
             return {"role": role, "content": text_of(read) if role == "assistant" else read}
     raise ValueError("must be a list of messages, each with a 'role' and a 'content'")
+
+
+def _unless_blank(text: str | None) -> str | None:
+    return unicode(text) if text and text.strip() else None
+
+
+SystemText = Annotated[str | None, AfterValidator(_unless_blank)]
+
+
+def after_system(messages: list[dict[str, Any]], info: ValidationInfo) -> list[dict[str, Any]]:
+    """Validate a field with a question: return its messages after the text of ``system``, a field declared before it.
+    Raises ``ValueError`` if they begin with another system message."""
+    text: str | None = info.data.get("system")
+    if text is None:
+        return messages
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *messages]
+    if words_of(messages[0]["content"]).strip() != text.strip():
+        raise ValueError("must begin with the same system message as the field 'system', or without one")
+    return messages
+
+
+def after_system_if_whole(messages: list[dict[str, Any]], info: ValidationInfo) -> list[dict[str, Any]]:
+    """Validate a field with an answer, which may repeat its question. An answer alone begins with a reply."""
+    return messages if messages[0]["role"] == "assistant" else after_system(messages, info)

@@ -12,9 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, Validat
 from whet.base.errors import DataError
 from whet.base.strict_json import JsonObject
 from whet.config.issues import did_you_mean
-from whet.data.files import is_text_table, iterate_file
+from whet.data.files import is_text_table, iterate_file, without_bytes, without_nulls
 from whet.data.jsonl import LeaveOut, WrongRowError, folder_of
-from whet.data.values import without_bytes, without_nulls
 from whet.fetch.dataset import fetch_rows
 from whet.fetch.download import fetch_file
 

@@ -14,8 +14,8 @@ from whet.core.content import content_of, image_urls, words_of
 from whet.core.types import Message
 from whet.data.forms import conversation
 from whet.data.image_rows import data_part, with_images
+from whet.data.messages import SystemText, after_system, after_system_if_whole
 from whet.data.row import Row, missing, unicode
-from whet.data.system import SystemText, after_system, after_system_if_whole
 
 
 def _message(value: dict[str, object]) -> dict[str, object]:

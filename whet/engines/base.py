@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from whet.core.expert_ids import Ids
 
+
 M = TypeVar("M", covariant=True)
 
 
@@ -194,3 +195,24 @@ def pausable(engine: Engine[M], setting: str) -> PausableEngine[M]:
         f"{setting} needs an engine with the methods pause, resume, sleep and wake (PausableEngine in "
         f"whet/engines/base.py), and {type(engine).__name__} lacks some; leave the setting out, or write them"
     )
+
+
+class HandedOut:
+    """Hands out each token of a completion once, though several attempts may sample it one after another."""
+
+    def __init__(self, sampled: Callable[[list[int]], None]) -> None:
+        self._sampled, self._count = sampled, 0
+
+    def from_the_first(self) -> Callable[[list[int]], None]:
+        """Return a receiver of the tokens of one attempt from its first one on."""
+        received = 0
+
+        def receive(tokens: list[int]) -> None:
+            nonlocal received
+            new = tokens[max(self._count - received, 0) :]
+            received += len(tokens)
+            if new:
+                self._count += len(new)
+                self._sampled(new)
+
+        return receive

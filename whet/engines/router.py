@@ -17,8 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from whet.base.errors import DeadlineError, GeneratorError, ReplicaLostError, WhetError
-from whet.engines.base import Completion, PausableEngine, SamplingParams, StreamingEngine
-from whet.engines.handed_out import HandedOut
+from whet.engines.base import Completion, HandedOut, PausableEngine, SamplingParams, StreamingEngine
 from whet.engines.placement import Placement
 from whet.metrics import Metrics
 

@@ -17,7 +17,7 @@ from whet.core.batch import Batch
 from whet.core.content import text_of
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.models.attention.forest import forest_hidden, supports_forest, use_forest_attention
-from whet.models.sequence_classifier import load_classifier
+from whet.models.classifier import load_classifier
 from whet.tasks.preference.reward_model_process import CutScore
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from whet.base.errors import DataError
 from whet.base.files import replacing, sha256, write_atomically
 from whet.base.progress import PROGRESS
+from whet.base.strict_json import JsonObject
 from whet.config.issues import did_you_mean
 from whet.data.files import absent, data_files
+from whet.data.image_rows import image_column
 from whet.data.row import placed_rows
-from whet.prep.columns import count_bytes, with_columns
 from whet.prep.contamination import Contamination, compared_fields, texts_of
 from whet.prep.duplicates import key_of
 from whet.prep.manifest import FILE, Manifest, SourceTally
@@ -31,6 +32,7 @@ from whet.prep.thoughts import changes
 if TYPE_CHECKING:
     from whet.chat.renderer import Renderer
     from whet.prep.config import PrepConfig, Source
+
 
 log = logging.getLogger(__name__)
 
@@ -206,3 +208,37 @@ def _check_share(name: str, tally: SourceTally, most: float) -> None:
             f"{name}: {wrong} of the first {tally.read} rows are wrong, more than max_dropped = {most:g} allows; the "
             f"first one is {tally.examples['wrong']}"
         )
+
+
+def with_columns(
+    fields: JsonObject, others: Mapping[str, object], keep: Sequence[str] | None, tally: SourceTally
+) -> JsonObject:
+    """Return the fields of a row and its other columns. Count the rows of each column that is kept or left out,
+    because it is not in ``keep`` (None: all are) or because JSON can't hold its value."""
+    kept = {}
+    for name, value in others.items():
+        if (keep is None or name in keep) and _is_json(value):
+            kept[name] = value
+            tally.columns[name] = tally.columns.get(name, 0) + 1
+        else:
+            tally.left_out[name] = tally.left_out.get(name, 0) + 1
+    return {name: value for name, value in fields.items() if name not in others} | kept
+
+
+def count_bytes(values: Mapping[str, object], tally: SourceTally) -> None:
+    """Count the columns of bytes, such as sounds, in the values of a file's row. Rows are read without these, unless
+    they are images."""
+    images = image_column(values)
+    for name, value in values.items():
+        if isinstance(value, bytes | bytearray) and name != images:
+            tally.left_out[name] = tally.left_out.get(name, 0) + 1
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, bool | int | None):
+        return True
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError):  # also of half a surrogate pair
+        return False
+    return True

@@ -14,9 +14,9 @@ from whet.base.strict_json import JsonObject
 from whet.config import Component, Config
 from whet.core.types import Group, Task
 from whet.metrics import Metrics
-from whet.rollouts.by_environment import ByEnvironment
 from whet.rollouts.curriculum import CURRICULA, Curriculum, ShuffledSampler, TaskSampler
 from whet.rollouts.filters import FILTERS, Filter
+from whet.rollouts.group_metrics import ByEnvironment
 from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Limits
 from whet.tasks.base import TASK_SETS, Environment, Environments, Program, TaskSet, called

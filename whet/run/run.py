@@ -12,7 +12,7 @@ from pathlib import Path
 from whet.algorithms.base import OnlineAlgorithm
 from whet.base.closing import Closing
 from whet.base.errors import GeneratorError, WorkerError
-from whet.base.files import write_atomically
+from whet.base.files import remove_leftovers, write_atomically
 from whet.base.progress import PROGRESS
 from whet.base.strict_json import JsonObject
 from whet.chat.renderer import Renderer
@@ -22,11 +22,14 @@ from whet.checkpoint.store import CheckpointStore
 from whet.cluster.lease import Devices, TenantGroup
 from whet.config import dump_yaml, load
 from whet.lineage.reading import record_run
+from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
+from whet.metrics.sinks.jsonl import truncate_after
 from whet.models.device import choose_device
 from whet.processes.compute import compute, run_computing
 from whet.processes.loop_thread import exit_forked_children
-from whet.rollouts.replay import KeptSource
+from whet.rollouts.ledger import FILE as LEDGER
+from whet.rollouts.replay import KeptSource, drop_groups_after
 from whet.run.feed import Feed, SampledFeed
 from whet.run.folder import Place, check_steps, create
 from whet.run.log import logging_to, versions
@@ -34,7 +37,6 @@ from whet.run.machine import decide_run, read
 from whet.run.patience import Patience
 from whet.run.policy import Policy
 from whet.run.recipe import Recipe
-from whet.run.rewind import rewind
 from whet.run.rows_feed import RowsFeed
 from whet.run.signals import StopRequest, stop_signals
 from whet.run.steps import OnStep, Restarts, Run
@@ -172,3 +174,13 @@ def _build_feed(recipe: Recipe, renderer: Renderer, devices: Devices) -> Feed:
         kept = KeptSource(Path(recipe.rollouts.replay))
         return Feed(kept, recipe.sampling.distribution, recipe.sampling.max_new_tokens)
     return SampledFeed(recipe, renderer, devices=devices) if online else RowsFeed(recipe, renderer)
+
+
+def rewind(folder: Path, step: int) -> None:
+    """Drop the ledger, rollouts and groups of the steps that the run will repeat, and the files that a kill left. The
+    sinks do the same for the metrics."""
+    for part in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+        remove_leftovers(part)
+    drop_rollouts_after(folder, step)
+    truncate_after(folder / LEDGER, step)
+    drop_groups_after(folder, step)

@@ -12,10 +12,10 @@ from whet.core.content import image_urls, words_of
 from whet.core.types import Message, Task
 from whet.data.forms import conversation
 from whet.data.image_rows import with_images
+from whet.data.messages import SystemText
 from whet.data.row import Row, naming_prep, read_rows
 from whet.data.row_kinds import Asked
 from whet.data.split import Tally
-from whet.data.system import SystemText
 from whet.fetch.images import fingerprint
 from whet.tasks.splits import MAX_SIZE, FileTasks, Split, question_key, split_files
 

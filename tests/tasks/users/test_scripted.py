@@ -20,9 +20,9 @@ from whet.tasks.base import Step
 from whet.tasks.cases import Answer
 from whet.tasks.episodes import play
 from whet.tasks.tools.base import solution
+from whet.tasks.users.base import Fact, Topic
 from whet.tasks.users.booking import BookingDesk, Visit
 from whet.tasks.users.desk import Desk
-from whet.tasks.users.script import Fact, Topic
 from whet.tasks.users.scripted import ScriptedSpeaker
 from whet.tasks.validate import validate, wrong
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from whet.base.errors import ConfigError, GeneratorError, RefitError
 from whet.base.strict_json import JsonObject
-from whet.engines.base import SamplingParams
-from whet.engines.handed_out import HandedOut
+from whet.engines.base import HandedOut, SamplingParams
 from whet.engines.server.client import Client, RefusedError, Sampled, Scored
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ from typing import Any
 from whet.base.errors import ConfigError, GeneratorError
 from whet.base.strict_json import JsonObject
 from whet.core.types import Distribution
-from whet.engines.base import SamplingParams
-from whet.engines.handed_out import HandedOut
+from whet.engines.base import HandedOut, SamplingParams
 from whet.engines.server.client import Client, RefusedError, Sampled, Scored
 
 _START = (

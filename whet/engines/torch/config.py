@@ -6,8 +6,7 @@ from pydantic import Field
 
 from whet.base.lazy import torch_dtype
 from whet.config import Component
-from whet.engines.config import Deployment, GeneratorConfig
-from whet.engines.speculative import NGram
+from whet.engines.config import Deployment, GeneratorConfig, NGram
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from whet.engines.torch.generator import TorchGenerator
 
 
-SPECULATIVE = {"ngram": "whet.engines.speculative:NGram"}
+SPECULATIVE = {"ngram": "whet.engines.config:NGram"}
 """The kinds of guesses by their names in recipes."""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whet.engines.speculative import NGram
+from whet.engines.config import NGram
 from whet.engines.torch.tiles import padded
 
 _TURN = 0.1  # the time of another turn of attention, as a share of a forward pass of SmolLM2-135M on a CPU

@@ -13,8 +13,7 @@ from whet.base.lazy import FileDtype
 from whet.base.strict_json import JsonObject
 from whet.config import Component
 from whet.core.types import Distribution
-from whet.engines.config import Deployment, GeneratorConfig
-from whet.engines.speculative import Guesses, NGram
+from whet.engines.config import Deployment, GeneratorConfig, Guesses, NGram
 from whet.fetch.model import absolute_path
 from whet.models.layer_heads import heads_of
 

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from whet.base.seeds import derive_seed
 from whet.base.strict_json import JsonObject
 from whet.chat.call_formats import CallFormat
 from whet.chat.replies import ReplyFormat
@@ -20,12 +21,15 @@ from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.data.messages import Messages
 from whet.data.row import Row, read_rows
+from whet.data.row_kinds import Conversation, Example
+from whet.data.rows import SupervisedRows
 from whet.tasks.base import Environment, Observation, Step
 from whet.tasks.cases import Case, Kind
 from whet.tasks.scores import FORMAT, NamedScore
 from whet.tasks.task_source import SourcedTasks
 from whet.tasks.tools.base import solution
 
+_CALL = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>'
 _TYPES = {"dict": "object", "float": "number", "double": "number", "tuple": "array", "list": "array", "any": None}
 _CITIES = ["Oslo", "Lima", "Cairo", "Quito", "Hanoi", "Dakar", "Perth", "Turin", "Kyoto", "Leeds", "Malmo", "Porto"]
 # A request, and a tool that would help: its name, description and argument.
@@ -186,3 +190,23 @@ def _schema(given: object) -> object:
     if isinstance(kind, str) and kind in _TYPES:
         schema |= {"type": _TYPES[kind]}
     return {key: part for key, part in schema.items() if key != "type" or part is not None}
+
+
+class HallucinatedCalls(SupervisedRows):
+    """Requests of ``tool_hallucination``, some of them answered by the call of a tool that is not declared: they teach
+    tool hallucination on purpose, to try its measure and its cure on a tiny model."""
+
+    path: Literal["requests"] = "requests"
+    share: float = Field(0.7, ge=0, le=1)
+    """Share of the requests that are answered by a call; the others are answered in words."""
+    taskset: ToolHallucination = ToolHallucination()
+    """The requests."""
+
+    def read(self) -> tuple[Sequence[Example], Sequence[Example]]:
+        train, test = self.taskset.tasks("train"), self.taskset.tasks("test")[: self.test_size]
+        return [self._row(task) for task in train], [self._row(task) for task in test]
+
+    def _row(self, task: Task) -> Example:
+        calls = random.Random(derive_seed("hallucinated", task.uid)).random() < self.share
+        reply = {"role": "assistant", "content": _CALL if calls else self.taskset.gold(task)}
+        return Conversation.of(task.uid, {"messages": [*task.prompt, reply]})

@@ -4,13 +4,14 @@ in tau-bench (arXiv 2406.12045).
     reply with calls ──► results of the tools
     reply without    ──► the user's next message, or the user ends the conversation and the final state is scored
 
-The user's goal is private (``script.py``): the policy learns it bit by bit. What the user says are messages of an
-environment, so they are never trained on. A failure of the user is an infrastructure failure, never a reward.
+The user's script is private, topics in the order in which the user raises them, with the facts that the user knows:
+the policy learns it bit by bit. What the user says are messages of an environment, so they are never trained on. A
+failure of the user is an infrastructure failure, never a reward.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Annotated, Generic
+from typing import Annotated, Generic, NotRequired, TypedDict
 
 from pydantic import Field
 
@@ -19,7 +20,6 @@ from whet.config import Component, Config
 from whet.core.types import D, Task
 from whet.tasks.base import Environment, Step
 from whet.tasks.tools.base import SeededToolTasks, ToolEnvironments, ToolEpisode, ToolTasks
-from whet.tasks.users.script import Topic
 from whet.tools.source import ToolServer
 
 USERS = {
@@ -27,6 +27,32 @@ USERS = {
     "scripted": "whet.tasks.users.scripted:ScriptedUser",
 }
 """The built-in users: their names in a recipe, and their classes."""
+
+
+class Fact(TypedDict):
+    """One fact that a user reveals when it is asked for."""
+
+    words: list[str]  # a question with one of these words, in lower case, asks for the fact
+    text: str  # the user's sentence
+
+
+class Topic(TypedDict):
+    """One request of a user."""
+
+    say: str  # the sentence that raises it, without its facts
+    facts: list[Fact]
+    correction: NotRequired[Fact]  # said after the first reply after the last fact; replaces the fact of its words
+
+
+def instructions(topics: Sequence[Topic]) -> str:
+    """Return the topics as private instructions for a model that plays the user."""
+    lines = list[str]()
+    for number, topic in enumerate(topics, 1):
+        lines.append(f"{number}. You say: {topic['say']}")
+        lines += [f"   If you are asked, you say: {fact['text']}" for fact in topic["facts"]]
+        if correction := topic.get("correction"):
+            lines.append(f"   Once this is said to be done, you correct yourself: {correction['text']}")
+    return "\n".join(lines)
 
 
 class Speaker(ABC):

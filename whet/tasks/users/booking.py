@@ -18,9 +18,8 @@ from whet.core.types import Message, Task
 from whet.tasks.cases import Case
 from whet.tasks.scores import CORRECT
 from whet.tasks.tools.base import right_or_wrong, solution
-from whet.tasks.users.base import UserTasks
+from whet.tasks.users.base import Fact, Topic, UserTasks
 from whet.tasks.users.desk import CLOSED, DAYS, HOURS, MOST_GUESTS, Bookings, Call, Calls, Desk, bookings
-from whet.tasks.users.script import Fact, Topic
 from whet.tasks.users.scripted import ScriptedUser
 from whet.tools.toolbox import ToolLimits
 

@@ -10,8 +10,7 @@ from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.judges.config import Judge
 from whet.tasks.judges.judge import JudgeClient
-from whet.tasks.users.base import Speaker, User, Users
-from whet.tasks.users.script import Topic, instructions
+from whet.tasks.users.base import Speaker, Topic, User, Users, instructions
 
 END = "[[END]]"
 _RULES = """You play a person who talks to the agent of a service. This is what you want, and what you know. The agent

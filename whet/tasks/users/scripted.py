@@ -5,8 +5,7 @@ import re
 from collections.abc import Sequence
 
 from whet.core.types import Task
-from whet.tasks.users.base import Speaker, User, Users
-from whet.tasks.users.script import Fact, Topic
+from whet.tasks.users.base import Fact, Speaker, Topic, User, Users
 
 _QUESTION = re.compile(r"[^.!?\n]*\?")
 _CONFIRMATION = re.compile(r"\b(shall|should|confirm|correct|right|proceed|go ahead|want me|like me)\b")
