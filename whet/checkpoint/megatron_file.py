@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from whet.base.errors import ConfigError
 from whet.fetch.megatron import FORMAT, NEWEST
@@ -34,7 +34,7 @@ def check_megatron(config: "PretrainedConfig") -> None:
         )
 
 
-def write_megatron(tensors: "Mapping[str, Tensor]", config: Any, folder: Path) -> None:
+def write_megatron(tensors: "Mapping[str, Tensor]", config: "PretrainedConfig", folder: Path) -> None:
     """Write a model's Hugging Face tensors, by name, as the folder's checkpoint ``release``, without an iteration or an
     optimizer."""
     import torch

@@ -9,12 +9,13 @@ gate and up. This is Megatron Core's default, in any parallelism, and is written
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from whet.base.errors import WhetError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PretrainedConfig
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
 """The ``model_type`` of models whose layers Megatron Core has as well."""
@@ -85,7 +86,7 @@ def is_weight(key: str) -> bool:
     return key.startswith(("embedding.", "decoder.", "output_layer.", "mtp.")) and "._extra_state" not in key
 
 
-def from_megatron(tensors: "Iterable[tuple[str, Tensor]]", hf: Any) -> "dict[str, Tensor]":
+def from_megatron(tensors: "Iterable[tuple[str, Tensor]]", hf: "PretrainedConfig") -> "dict[str, Tensor]":
     """Return Hugging Face's tensors for the tensors of a checkpoint, by key. ``hf`` is the model's Hugging Face config.
     Raises ``WhetError`` for a key that has no counterpart."""
     import torch
@@ -114,7 +115,7 @@ def from_megatron(tensors: "Iterable[tuple[str, Tensor]]", hf: Any) -> "dict[str
     return weights
 
 
-def to_megatron(tensors: "Mapping[str, Tensor]", hf: Any) -> "Iterator[tuple[str, Tensor]]":
+def to_megatron(tensors: "Mapping[str, Tensor]", hf: "PretrainedConfig") -> "Iterator[tuple[str, Tensor]]":
     """Yield the tensors of a checkpoint, by key, for Hugging Face's. Raises ``WhetError`` for one that has no
     counterpart."""
     import torch
@@ -140,7 +141,7 @@ def to_megatron(tensors: "Mapping[str, Tensor]", hf: Any) -> "Iterator[tuple[str
                 yield f"decoder.layers.{name}", torch.stack(whole)
 
 
-def _table(hf: Any) -> dict[str, tuple[str, ...]]:
+def _table(hf: "PretrainedConfig") -> dict[str, tuple[str, ...]]:
     """Return the tensors of a layer, as above, of a model's family."""
     return _LAYER | _LATENT if hf.model_type == "deepseek_v3" else _LAYER
 
@@ -151,13 +152,13 @@ def _whole(halves: "dict[str, Tensor]") -> "Tensor":
     return halves[""] if "" in halves else torch.cat([halves["w"], halves["v"]], -2)
 
 
-def _join(name: str, pieces: "list[Tensor]", hf: Any) -> "Tensor":
+def _join(name: str, pieces: "list[Tensor]", hf: "PretrainedConfig") -> "Tensor":
     import torch
 
     return join_heads(pieces, hf.num_key_value_heads) if "linear_qkv" in name and len(pieces) > 1 else torch.cat(pieces)
 
 
-def _split(name: str, tensor: "Tensor", hf: Any) -> "list[Tensor]":
+def _split(name: str, tensor: "Tensor", hf: "PretrainedConfig") -> "list[Tensor]":
     pieces = _table(hf)[name]
     if "linear_qkv" in name and len(pieces) > 1:
         return split_heads(tensor, hf.num_key_value_heads, hf.num_attention_heads // hf.num_key_value_heads)

@@ -6,7 +6,7 @@ No auxiliary loss is added: losses here are functions of a model's output.
 """
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -18,7 +18,11 @@ from torch import Tensor, nn
 
 from whet.models.moe.routing import COUNTS
 from whet.parallel.megatron.layers import feed_forward
+from whet.parallel.megatron.stand_ins import Group
 from whet.parallel.mesh import Ranks
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class Router(nn.Module):
@@ -42,7 +46,12 @@ class Experts(nn.Module):
     """The experts on this rank, in the module that the Hugging Face model has."""
 
     def __init__(
-        self, count: int, config: TransformerConfig, pg_collection: ProcessGroupCollection, hf: Any, kind: type
+        self,
+        count: int,
+        config: TransformerConfig,
+        pg_collection: ProcessGroupCollection,
+        hf: "PretrainedConfig",
+        kind: type,
     ) -> None:
         super().__init__()
         shrunk = copy.deepcopy(hf)
@@ -59,7 +68,7 @@ class Experts(nn.Module):
         return self.here(hidden, expert[:, None], weights[:, None]), None
 
 
-def mixture(hf: Any, block: nn.Module) -> ModuleSpec:
+def mixture(hf: "PretrainedConfig", block: nn.Module) -> ModuleSpec:
     """Return the specification of a layer of experts; ``block`` is the Hugging Face model's, whose router is moved into
     the layer."""
     plain: Any = block
@@ -72,7 +81,7 @@ def mixture(hf: Any, block: nn.Module) -> ModuleSpec:
     return ModuleSpec(MoELayer, submodules=MoESubmodules(experts, shared, router))
 
 
-def expert_groups(ranks: Ranks | None, single: Any) -> dict[str, Any]:
+def expert_groups(ranks: Ranks | None, single: Group) -> dict[str, Group]:
     """Return the groups of ranks by which Megatron Core's layer exchanges tokens. Its tensor parallelism cuts no
     expert: each of those ranks routes its own tokens."""
     split = single

@@ -1,9 +1,12 @@
 """The families of models that Megatron Core's layers compute here, and the names of their parameters in Megatron Core
 and in Hugging Face's files. Imports no Megatron Core: recipes are checked with this."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from whet.fetch.megatron_layout import FAMILIES
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 NAMES = {
     "self_attention.linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -43,7 +46,7 @@ UNCUT = ("self_attention.linear_q_down_proj", "self_attention.linear_kv_down_pro
 """Modules whose matrices are whole on each tensor-parallel rank, which applies them to its own tokens."""
 
 
-def unsupported(hf: Any) -> str:
+def unsupported(hf: "PretrainedConfig") -> str:
     """Return why the model of a Hugging Face config can't be built; empty if it can."""
     if hf.model_type not in FAMILIES:
         return f"model_type {hf.model_type} is not one of {', '.join(FAMILIES)}"

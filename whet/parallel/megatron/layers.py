@@ -8,8 +8,6 @@ needed. Megatron Core's own projection without Transformer Engine is cut, and th
 shared key's rotary part from its own heads only.
 """
 
-from typing import Any
-
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
@@ -32,7 +30,7 @@ class Norm(nn.Module):
     """RMSNorm in float32, rounded before the product with the weight, as in transformers. It may be spread over a
     sequence-parallel region."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype)), eps
 
@@ -45,11 +43,11 @@ class Norm(nn.Module):
 class ForestAttention(nn.Module):
     """Megatron Core's ``core_attention``, by whet's attention over a forest. The layout is given as the mask."""
 
-    def __init__(self, config: TransformerConfig, softmax_scale: float | None, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, softmax_scale: float | None, **_: object) -> None:
         super().__init__()
         self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: AnyLayout, **_: Any) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: AnyLayout, **_: object) -> Tensor:
         """[n, 1, heads, size] -> [n, 1, heads * size]"""
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
         out, _none = forest_attention(self, query, key, value, None, self.scale, whet_forest=attention_mask)
@@ -73,9 +71,9 @@ def head_attention(config: TransformerConfig) -> ModuleSpec:
 class LatentAttention(MLASelfAttention):
     """Megatron Core's layer, which would make the angles itself, for positions 0 to the number of tokens."""
 
-    rotary_pos_emb: Any
+    rotary_pos_emb: "GivenAngles"
 
-    def __init__(self, config: MLATransformerConfig, *args: Any, **named: Any) -> None:
+    def __init__(self, config: MLATransformerConfig, *args: object, **named: object) -> None:
         super().__init__(config, *args, **named)
         del self.rotary_pos_emb
         self.rotary_pos_emb = GivenAngles(config.mscale)
@@ -83,7 +81,7 @@ class LatentAttention(MLASelfAttention):
             self.linear_q_down_proj = Whole(config, config.q_lora_rank)
         self.linear_kv_down_proj = Whole(config, config.kv_lora_rank + config.qk_pos_emb_head_dim)
 
-    def forward(self, *args: Any, rotary_pos_emb: Tensor, **named: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, *args: object, rotary_pos_emb: Tensor, **named: object) -> tuple[Tensor, Tensor | None]:
         """rotary_pos_emb: [n, 1, 1, size]"""
         self.rotary_pos_emb.angles = rotary_pos_emb
         output: tuple[Tensor, Tensor | None] = super().forward(*args, **named)
@@ -98,7 +96,7 @@ class GivenAngles:
     def __init__(self, scale: float) -> None:
         self.scale = scale
 
-    def get_rotary_seq_len(self, *_: Any) -> int:
+    def get_rotary_seq_len(self, *_: object) -> int:
         return 0  # not used
 
     def __call__(self, _: int, packed_seq: bool) -> tuple[Tensor, float]:
@@ -119,7 +117,7 @@ class Whole(nn.Module):
 class LatentNorm(nn.Module):
     """A norm with the epsilon that transformers uses for latents, whatever the config says."""
 
-    def __init__(self, config: MLATransformerConfig, hidden_size: int, **_: Any) -> None:
+    def __init__(self, config: MLATransformerConfig, hidden_size: int, **_: object) -> None:
         super().__init__()
         self.latent = Norm(config, hidden_size, 1e-6)
 

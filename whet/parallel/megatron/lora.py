@@ -9,7 +9,7 @@ matrix that is not cut.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.tensor_parallel.mappings import (
@@ -23,9 +23,13 @@ from torch import Tensor, nn
 
 from whet.base.errors import WhetError
 from whet.parallel.megatron.families import BY_INPUTS, BY_OUTPUTS, NAMES, UNCUT
+from whet.parallel.megatron.stand_ins import Group
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear as LoraLinear
 
 
-def adapters_of(model: nn.Module) -> dict[str, Any]:
+def adapters_of(model: nn.Module) -> dict[str, "LoraLinear"]:
     """Return PEFT's layers of a Hugging Face model, by the names of the modules that they adapt. Raises ``WhetError``
     if one of them adapts another module than a linear layer, or in another way."""
     if not hasattr(model, "peft_config"):
@@ -44,7 +48,9 @@ def adapters_of(model: nn.Module) -> dict[str, Any]:
     return layers
 
 
-def add_adapters(layer: nn.Module, adapters: Mapping[str, Any], settings: TransformerConfig, tensor: Any) -> None:
+def add_adapters(
+    layer: nn.Module, adapters: Mapping[str, "LoraLinear"], settings: TransformerConfig, tensor: Group
+) -> None:
     """Move PEFT's layers, by their names in a layer of the Hugging Face model, into Megatron Core's ``layer`` and let
     its matrices use them. ``tensor``: the group of tensor-parallel ranks."""
     present = {name for name, _ in layer.named_modules()}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -23,12 +23,19 @@ from whet.parallel.megatron.experts import mixture
 from whet.parallel.megatron.layers import Norm, build_layer
 from whet.parallel.parameters import persistent_buffers
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 class MegatronDecoder(nn.Module):
     """Maps tokens to final hidden states."""
 
     def __init__(
-        self, hf: Any, config: TransformerConfig, groups: ProcessGroupCollection, blocks: Sequence[nn.Module | None]
+        self,
+        hf: "PretrainedConfig",
+        config: TransformerConfig,
+        groups: ProcessGroupCollection,
+        blocks: Sequence[nn.Module | None],
     ) -> None:
         super().__init__()
         self.config, self.settings, self.groups = hf, config, groups
@@ -58,7 +65,7 @@ class MegatronDecoder(nn.Module):
         inputs_embeds: Tensor | None,
         position_ids: Tensor,
         whet_forest: AnyLayout,
-        **_: Any,
+        **_: object,
     ) -> SimpleNamespace:
         """See ``forest_hidden``. Hidden states of one stage are [1, n, H]; with sequence parallelism n is this rank's
         part, but for the last stage, which returns all."""
@@ -90,7 +97,11 @@ class MegatronModel(nn.Module):
     each layer's experts and router in the Hugging Face model; None for a dense layer."""
 
     def __init__(
-        self, hf: Any, config: TransformerConfig, groups: ProcessGroupCollection, blocks: Sequence[nn.Module | None]
+        self,
+        hf: "PretrainedConfig",
+        config: TransformerConfig,
+        groups: ProcessGroupCollection,
+        blocks: Sequence[nn.Module | None],
     ) -> None:
         super().__init__()
         self.config = hf
@@ -110,13 +121,13 @@ class MegatronModel(nn.Module):
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Tensor]:  # type: ignore[override]
+    def state_dict(self, *_: object, **__: object) -> dict[str, Tensor]:  # type: ignore[override]
         """Return the weights under the names of the Hugging Face model, a tied head and the biases of routers included,
         as they are published."""
         named = chain(self.named_parameters(remove_duplicate=False), persistent_buffers(self))
         return {other: part for name, p in named for other, part in self.stored(name, p.detach()).items()}
 
-    def gradient_checkpointing_enable(self, _: Any) -> None:
+    def gradient_checkpointing_enable(self, _: object) -> None:
         """Compute each layer again in the backward pass."""
         self.model.checkpointing = True
 

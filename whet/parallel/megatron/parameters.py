@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ from whet.parallel.megatron.families import BY_INPUTS, BY_OUTPUTS, NAMES, UNCUT
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import local
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 _LAYER = re.compile(r"((?:base_model\.model\.)?)(model\.layers\.\d+\.)(.+)\.(\w+)")
 _ROWS = (
     *BY_OUTPUTS,
@@ -31,7 +34,7 @@ _COLUMNS = (*BY_INPUTS, *(f"{other}.lora_A" for module in BY_INPUTS for other in
 class MegatronParameters(Parameters):
     """Stored under Hugging Face's names, so that either learner reads what the other has saved."""
 
-    def __init__(self, hf: Any, ranks: Ranks | None, adapted: Collection[str] = ()) -> None:
+    def __init__(self, hf: "PretrainedConfig", ranks: Ranks | None, adapted: Collection[str] = ()) -> None:
         self.ranks, self.adapted = ranks, adapted
         self.parts = 1 if ranks is None else ranks.config.tensor
         self.groups = hf.num_key_value_heads // self.parts

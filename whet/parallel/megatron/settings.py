@@ -1,6 +1,6 @@
 """Megatron Core's settings for the model of a Hugging Face config, and its rotary embedding."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +9,11 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from whet.models.moe.routing import COUNTS, has_experts
 from whet.parallel.config import ParallelConfig
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
-def transformer_config(hf: Any, dtype: torch.dtype, size: ParallelConfig) -> TransformerConfig:
+
+def transformer_config(hf: "PretrainedConfig", dtype: torch.dtype, size: ParallelConfig) -> TransformerConfig:
     """Return Megatron Core's settings. Its pipeline and context are always 1: whet splits layers and tokens."""
     heads = hf.num_attention_heads
     experts: dict[str, Any] = {}
@@ -61,12 +64,12 @@ def transformer_config(hf: Any, dtype: torch.dtype, size: ParallelConfig) -> Tra
     )
 
 
-def shared_size(hf: Any) -> int:
+def shared_size(hf: "PretrainedConfig") -> int:
     """Return the intermediate size of the expert that all tokens share; 0 if there is none."""
     return (getattr(hf, "n_shared_experts", 0) or 0) * getattr(hf, "moe_intermediate_size", 0)
 
 
-def _latent(hf: Any) -> dict[str, Any]:
+def _latent(hf: "PretrainedConfig") -> dict[str, Any]:
     """Return the settings of latent attention. Its angles are given to it; ``mscale`` multiplies their sines and
     cosines, and the other two make the scale of the softmax."""
     rope = hf.rope_parameters
@@ -84,7 +87,7 @@ def _latent(hf: Any) -> dict[str, Any]:
     }
 
 
-def rotary_of(hf: Any) -> Any:
+def rotary_of(hf: "PretrainedConfig") -> Any:
     """Return transformers' rotary embedding for a config, with its frequencies, [size / 2] float32."""
     from transformers import AutoModel
 

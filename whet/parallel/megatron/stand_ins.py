@@ -4,6 +4,7 @@ missing."""
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.extensions import transformer_engine
 from megatron.core.tensor_parallel import layers, mappings
@@ -22,6 +23,9 @@ class OneRank:
 
     def rank(self) -> int:
         return 0
+
+
+Group = dist.ProcessGroup | OneRank
 
 
 def apply_stand_ins() -> None:
