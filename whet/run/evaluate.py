@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from whet.base.closing import Closing
 from whet.base.errors import DataError, DeadlineError, naming
@@ -21,7 +21,7 @@ from whet.rollouts.episode import play
 from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording
-from whet.run.evaluation import EvaluationConfig, EvaluationSet
+from whet.run.evaluation import EvaluationConfig, EvaluationSet, Options
 from whet.run.scores import Report, Stated
 from whet.tasks.base import TaskSet
 from whet.tasks.isolated import IsolatedEnvironments
@@ -223,7 +223,7 @@ def held_out(taskset: TaskSet, split: str, limit: int | None, renderer: Renderer
     return tasks
 
 
-def evaluate(recipe: "Recipe", **options: Any) -> Report:
+def evaluate(recipe: "Recipe", **options: Unpack[Options]) -> Report:
     """Return ``await evaluate_model(...)``."""
     return run_computing(evaluate_model(recipe, **options))
 

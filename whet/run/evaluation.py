@@ -1,7 +1,8 @@
 """The settings of evaluations."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import Field, model_validator
 
@@ -105,3 +106,19 @@ class EvaluationConfig(HeldOut):
         of_sets = {name: value for name, value in changes.items() if name in ("limit", *_OWN)}
         sets = {name: each.model_copy(update=of_sets) for name, each in self.sets.items()}
         return self.model_copy(update={**changes, "sets": sets})
+
+
+class Changes(TypedDict, total=False):
+    """Settings of an evaluation, in place of the recipe's; None: as in the recipe."""
+
+    split: str | None
+    limit: int | None
+    samples: int | None
+    temperature: float | None
+
+
+class Options(Changes, total=False):
+    """The options of ``evaluate_model``."""
+
+    model: str | None
+    run: Path | None

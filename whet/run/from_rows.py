@@ -49,7 +49,7 @@ class RowFiles:
     """The data of ``whet.train``: checked at once, and written into the run's folder when the recipe is known to be
     valid, so that the run can be resumed and evaluated."""
 
-    def __init__(self, data: RowData, test: RowData | None, reward: Callable[..., Any] | None) -> None:
+    def __init__(self, data: RowData, test: RowData | None, reward: Callable[..., object] | None) -> None:
         self._sources = {"data": data} if test is None else {"data": data, "test": test}
         self._rows = {name: _read(source, name) for name, source in self._sources.items()}
         self._name = None if reward is None else name_of(reward)

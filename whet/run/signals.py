@@ -53,7 +53,7 @@ class StopRequest:
         if (task := self._optional) is not None:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
-    async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
+    async def unless_asked(self, work: Coroutine[object, object, T]) -> T | None:
         """Return the result of ``work``; None, and give it up, if the run is asked to end before."""
         self._optional = asyncio.create_task(work)
         try:

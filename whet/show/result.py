@@ -4,7 +4,7 @@ import html
 import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from whet.base.errors import ConfigError
 from whet.base.strict_json import JsonObject
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from whet.run.evaluate import Report
+    from whet.run.evaluation import Changes
     from whet.run.signals import StopRequest
 
 
@@ -71,7 +72,7 @@ class Result(os.PathLike[str]):
 
         return load_tokenizer(self.recipe.model)
 
-    def evaluate(self, **changes: Any) -> "Report | dict[str, float]":
+    def evaluate(self, **changes: Unpack["Changes"]) -> "Report | dict[str, float]":
         """Measure the best checkpoint, or the newest if none was evaluated, on the held-out tasks, and return a
         ``Report``; ``changes`` are ``split``, ``limit``, ``samples`` and ``temperature``. For a run that learned from
         rows, return the metrics of the held-out rows; ``changes`` are ``split`` and ``limit``."""
