@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 from whet.base.errors import DataError
 
@@ -82,7 +82,13 @@ class ControlTokens:
             return any(map(self._any_may_begin, value)) or any(map(self._any_may_begin, value.values()))
         return isinstance(value, list | tuple) and any(map(self._any_may_begin, value))
 
-    def hide(self, value: object, but_names: bool = False, but_words: bool = False) -> Any:
+    @overload
+    def hide(self, value: str, but_names: bool = False, but_words: bool = False) -> str: ...
+
+    @overload
+    def hide(self, value: object, but_names: bool = False, but_words: bool = False) -> object: ...
+
+    def hide(self, value: object, but_names: bool = False, but_words: bool = False) -> object:
         """Return a copy with hidden characters in all texts, except texts that are names of the template; with
         ``but_names`` also except names within texts, with ``but_words`` except texts of a single word. Raises
         ``DataError`` for characters of an unassigned plane."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from whet.base.errors import ConfigError, DataError
 from whet.chat.call_formats import SAMPLE_TOOL, SAMPLES, CallFormat, format_of, reads_back
@@ -69,7 +69,7 @@ class Renderer:
         self,
         tokenizer: "PreTrainedTokenizerBase",
         chat_template: str | None = None,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
         tools_as_text: bool = False,
         images: ImageTokens | None = None,
     ) -> None:

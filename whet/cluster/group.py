@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from whet.base.errors import DeadlineError, WhetError, WorkerError, WorkerStuckError
 from whet.cluster.base import Placement
 from whet.processes.threads import JobThread
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +46,13 @@ class Call:
         self._lock = threading.Lock()
         self._packed: Any = None
 
-    def packed(self, pack: Callable[[str, tuple[object, ...]], object]) -> Any:
-        """Return ``pack(method, args)``, computed by the first caller."""
+    def packed(self, pack: Callable[[str, tuple[object, ...]], T]) -> T:
+        """Return ``pack(method, args)``, computed by the first caller; all callers have the same ``pack``."""
         with self._lock:
             if self._packed is None:
                 self._packed = pack(self.method, self.args)
-            return self._packed
+            packed: T = self._packed
+            return packed
 
 
 class Link(Protocol):

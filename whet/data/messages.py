@@ -2,11 +2,12 @@
 ``system``, the first message of the row's question."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, GetPydanticSchema, ValidationInfo
 from pydantic_core.core_schema import no_info_plain_validator_function
 
+from whet.base.strict_json import JsonObject
 from whet.core.content import content_of, text_of, words_of
 from whet.core.types import Message
 from whet.data.row import unicode
@@ -44,7 +45,7 @@ def _unless_blank(text: str | None) -> str | None:
 SystemText = Annotated[str | None, AfterValidator(_unless_blank)]
 
 
-def after_system(messages: list[dict[str, Any]], info: ValidationInfo) -> list[dict[str, Any]]:
+def after_system(messages: list[JsonObject], info: ValidationInfo) -> list[JsonObject]:
     """Validate a field with a question: return its messages after the text of ``system``, a field declared before it.
     Raises ``ValueError`` if they begin with another system message."""
     text: str | None = info.data.get("system")
@@ -57,6 +58,6 @@ def after_system(messages: list[dict[str, Any]], info: ValidationInfo) -> list[d
     return messages
 
 
-def after_system_if_whole(messages: list[dict[str, Any]], info: ValidationInfo) -> list[dict[str, Any]]:
+def after_system_if_whole(messages: list[JsonObject], info: ValidationInfo) -> list[JsonObject]:
     """Validate a field with an answer, which may repeat its question. An answer alone begins with a reply."""
     return messages if messages[0]["role"] == "assistant" else after_system(messages, info)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import extra
+from whet.base.strict_json import JsonObject
 from whet.config.component import ComponentError, import_path
 from whet.learner.config import OptimizerConfig, ParameterGroup
 from whet.parallel.parameters import local
@@ -157,7 +158,7 @@ def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str
 
 def stored_state(
     optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, stored: Mapping[str, Tensor]
-) -> dict[str, Any]:
+) -> dict[str, Tensor]:
     """Return a parameter's state, to be filled from files that describe it in ``stored``, by KIND/NAME."""
     if _is_adamw(optimizer):
         return empty_state(optimizer, parameter)
@@ -169,14 +170,14 @@ def stored_state(
     }
 
 
-def restored(state: Mapping[str, Any]) -> dict[str, object]:
+def restored(state: Mapping[str, Tensor]) -> dict[str, object]:
     """Return the state as the optimizer had it, from the tensors that ``pieces`` made of it."""
     return {
         kind.removesuffix(NUMBER): tensor.item() if kind.endswith(NUMBER) else tensor for kind, tensor in state.items()
     }
 
 
-def group_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def group_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
     """Return the settings of each parameter group, but the learning rate, as plain data; tensors of one number as that
     number."""
     return [
@@ -189,7 +190,7 @@ def group_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def changed_settings(optimizer: torch.optim.Optimizer, made: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def changed_settings(optimizer: torch.optim.Optimizer, made: Sequence[Mapping[str, object]]) -> list[JsonObject]:
     """Return the settings of each group that are not as they were ``made``: some optimizers keep counts and estimates
     there. Raises ``WhetError`` for one that is not plain data."""
     changed = [
@@ -209,7 +210,7 @@ def _differ(first: object, second: object) -> bool:
     return isinstance(first, Tensor) or isinstance(second, Tensor) or bool(first != second)
 
 
-def check_settings(optimizer: torch.optim.Optimizer, changed: Sequence[Mapping[str, Any]]) -> None:
+def check_settings(optimizer: torch.optim.Optimizer, changed: Sequence[JsonObject]) -> None:
     """Raise ``WhetError`` if changed settings belong to other groups."""
     if any(changed) and len(changed) != len(optimizer.param_groups):
         raise WhetError(
@@ -218,7 +219,7 @@ def check_settings(optimizer: torch.optim.Optimizer, changed: Sequence[Mapping[s
         )
 
 
-def restore_settings(optimizer: torch.optim.Optimizer, changed: Sequence[Mapping[str, Any]]) -> None:
+def restore_settings(optimizer: torch.optim.Optimizer, changed: Sequence[JsonObject]) -> None:
     """Set what ``changed_settings`` returned."""
     for group, values in zip(optimizer.param_groups, changed, strict=False):
         for key, value in values.items():

@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup
 
 from whet.base.errors import DeadlineError, WhetError
 from whet.base.files import save_tensors, write_atomically
+from whet.base.strict_json import JsonObject
 from whet.learner.balance import BIAS
 from whet.learner.config import LearnerConfig
 from whet.learner.model import LearnerModel
@@ -51,7 +52,7 @@ class Progress:
     skipped: int = 0
     skipped_in_a_row: int = 0
     optimizer: str = "adamw"  # its type
-    groups: list[dict[str, Any]] = field(default_factory=list)  # what it has changed in its parameter groups
+    groups: list[JsonObject] = field(default_factory=list)  # what it has changed in its parameter groups
 
 
 class LearnerState:

@@ -5,7 +5,7 @@ depends on no other text, to the bit."""
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,10 +17,16 @@ from whet.models.config import ModelConfig
 from whet.models.loading import resolve
 from whet.tasks.preference.reward_model_process import CutScore
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Settings = tuple[str, str | None, str, str, int, str | int, str]
+"""The arguments of ``Classifier``."""
+
 
 def load_classifier(
     model: str, revision: str | None, device: str, dtype: str, threads: int, kind: str, advice: str
-) -> tuple[Path, Any, Any]:
+) -> tuple[Path, "PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Return the folder, the tokenizer and the model, and let torch compute with ``threads`` from here on. Raises
     ``WhetError`` for a model that can't be loaded, and with ``advice`` if weights are missing, so that it is not
     a ``kind``."""
@@ -89,12 +95,12 @@ def _index(labels: dict[int, str], label: str | int, folder: str) -> int:
 
 
 @cache
-def load(*settings: Any) -> Classifier:
+def load(*settings: *Settings) -> Classifier:
     """Return the process's classifier, which is loaded at the first call with the arguments of ``Classifier``."""
     return Classifier(*settings)
 
 
-def scores(settings: tuple[Any, ...], conversations: list[dict[str, object]]) -> list[float | str | list[float]]:
+def scores(settings: Settings, conversations: list[dict[str, object]]) -> list[float | str | list[float]]:
     """Return the scores by the classifier of these settings; a ``CutScore`` as a list of one number, because only plain
     values pass between processes."""
     results = load(*settings).scores(conversations)

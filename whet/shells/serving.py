@@ -11,7 +11,7 @@ import ssl
 import threading
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -96,7 +96,7 @@ class RuntimeServer(ThreadingHTTPServer):
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         return f"{'https' if self._tls else 'http'}://{host}:{self.server_address[1]}"
 
-    def get_request(self) -> tuple[Any, Any]:
+    def get_request(self) -> tuple[socket.socket, object]:
         connection, address = super().get_request()
         keep_alive(connection)
         if self._tls is not None:  # the thread of the connection shakes hands
@@ -110,7 +110,9 @@ class RuntimeServer(ThreadingHTTPServer):
             self._connections += 1
             return True
 
-    def process_request_thread(self, request: Any, client_address: object) -> None:
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -120,7 +122,7 @@ class RuntimeServer(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         log.debug("a connection from %s ended", client_address, exc_info=True)
 
-    def shutdown_request(self, request: Any) -> None:
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
         with self._changed:
             if request in self._handed_over:
                 self._handed_over.remove(request)

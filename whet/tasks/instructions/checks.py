@@ -50,7 +50,7 @@ def _language(text: str) -> str:
         return ""
 
 
-def check_instruction(name: str, arguments: Mapping[str, Any]) -> None:
+def check_instruction(name: str, arguments: Mapping[str, object]) -> None:
     """Raise ``ValueError`` for an unknown instruction, or one without all of its arguments: the package would choose
     them at random."""
     if name in NEEDS_MODELS or name not in registry():

@@ -58,6 +58,10 @@ def _draws(rng: random.Random) -> dict[str, Instruction]:
     }
 
 
+ToCheck = tuple[str, JsonObject]
+"""The name and the arguments of an instruction."""
+
+
 class Turn(BaseModel):  # type: ignore[no-redef]  # the plugin's __init__ also has **kwargs
     """A user message, and the instructions in it that are checked."""
 
@@ -80,10 +84,10 @@ class Turn(BaseModel):  # type: ignore[no-redef]  # the plugin's __init__ also h
         """Return the turn as a task has it."""
         return CheckedTurn(self.prompt, self.instructions())
 
-    def instructions(self) -> list[list[Any]]:
+    def instructions(self) -> list[ToCheck]:
         """Return name and arguments of each instruction. Tables have None for arguments that it doesn't take."""
         return [
-            [name, {argument: value for argument, value in (arguments or {}).items() if value is not None}]
+            (name, {argument: value for argument, value in (arguments or {}).items() if value is not None})
             for name, arguments in zip(self.instruction_id_list, self.arguments, strict=True)
         ]
 
@@ -93,7 +97,7 @@ class CheckedTurn:
     """A user message; None: the end of the task's prompt. And the instructions that are checked."""
 
     prompt: str | None
-    instructions: list[list[Any]]  # name and arguments of each
+    instructions: list[ToCheck]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,7 @@ class InstructionFollowing(SourcedTasks[Instructed]):
         for name in chosen:
             gold = drawn[name][2](gold)
         asked = " ".join([f"What is the capital of {country}?", *(drawn[name][0] for name in chosen)])
-        turns = [CheckedTurn(asked, [[name, drawn[name][1]] for name in chosen])]
+        turns = [CheckedTurn(asked, [(name, drawn[name][1]) for name in chosen])]
         return Task("", self.ask(asked), Instructed(turns, self.mode or "binary", CAPITALS[country], gold))
 
     def _of(self, row: InstructionRow) -> Task[Instructed]:
