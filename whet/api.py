@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from whet.show.result import Result
 
 
-def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) -> Recipe:
+def read(recipe: str | Path = "quickstart", *overrides: str, **sections: object) -> Recipe:
     """Return a recipe by name or path, with ``overrides`` as on the command line (``"optimizer.lr=1e-6"``) and whole
     ``sections`` as values (``data=MyTasks()``, ``steps=5``). Raises ``RecipeError`` naming all that is wrong."""
     loaded = load(Recipe, recipe, overrides)
@@ -69,7 +69,7 @@ def start(
     *overrides: str,
     folder: str | Path | None = None,
     on_step: "OnStep | None" = None,
-    **sections: Any,
+    **sections: object,
 ) -> "Result":
     """Train from the beginning and return the run, with its report. ``recipe``, ``overrides`` and ``sections`` are the
     arguments of ``read``; ``folder`` must be new, and is by default one under ``runs/``. ``on_step``: a function, sync
@@ -105,7 +105,7 @@ def train(
     *overrides: str,
     model: str | os.PathLike[str],
     data: "RowData",
-    reward: Callable[..., Any] | None = None,
+    reward: Callable[..., object] | None = None,
     test: "RowData | None" = None,
     steps: int = 20,
     folder: str | Path | None = None,

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -98,7 +98,7 @@ class RayClusterConfig(ClusterConfig):
     strategy: Literal["pack", "spread"] = "pack"
     """``pack`` model replicas on few nodes or ``spread`` them over many. The ranks of one replica share a node if one
     is large enough."""
-    runtime_env: dict[str, dict[str, Any]] = Field(default={})
+    runtime_env: dict[str, dict[str, object]] = Field(default={})
     """Ray's runtime environment for ``LearnerWorker`` or ``HostedEngine``: ``LearnerWorker: {py_executable: ...}``."""
     start_deadline: float = Field(300.0, gt=0)
     """Seconds within which the cluster must have resources for a learner's workers, or an engine, and their actors must

@@ -25,7 +25,7 @@ class Reply:
     """The outcome of a call."""
 
     log: list[logging.LogRecord]
-    value: Any = None
+    value: object = None
     error: bytes | None = None  # the pickled exception
     traceback: str = ""
 

@@ -1,7 +1,7 @@
 """The base class of all settings."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 from pydantic_core import to_json
@@ -45,7 +45,7 @@ class Config(BaseModel):
     _preset: str = PrivateAttr("")  # the name of the preset in the recipe, if any
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Self:
+    def from_values(cls, values: Mapping[str, object]) -> Self:
         """Build from YAML or JSON values, in which tuples and sets are lists, and paths and choices are strings."""
         # Defaults are passed explicitly, because pydantic would validate a default ``Path`` as if it came from JSON.
         return cls.model_validate_json(to_json({**cls.defaults(), **values}, inf_nan_mode="constants"))

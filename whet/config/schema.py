@@ -22,7 +22,7 @@ from whet.config.tree import DEFAULT, Node, from_plain
 class Place:
     """The declaration of one value: its type, and its field unless it is an item of a list or mapping."""
 
-    annotation: Any
+    annotation: object
     default: Node | None = None
     field: FieldInfo | None = None
 

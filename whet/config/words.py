@@ -35,7 +35,7 @@ def describe(annotation: object) -> str:
     return _describe(*_schema(annotation))
 
 
-def limits(annotation: Any) -> list[str]:
+def limits(annotation: object) -> list[str]:
     """Describe the bounds of a type."""
     parts = [part for part in _alternatives(*_schema(annotation)) if "prefixItems" not in part]
     return [phrase.format(part[name]) for part in parts for name, phrase in _LIMITS.items() if name in part]

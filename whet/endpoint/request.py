@@ -110,7 +110,7 @@ class Answer:
         }
 
 
-def only(*supported: Any) -> AfterValidator:
+def only(*supported: object) -> AfterValidator:
     """Return a validator that refuses all other values of a parameter."""
 
     def check(value: object) -> object:

@@ -158,7 +158,7 @@ class RemoteGenerator:
         self._metrics.merge(metrics)
         return completion
 
-    async def call(self, target: str, method: str, *args: object) -> list[Any]:
+    async def call(self, target: str, method: str, *args: object) -> list[object]:
         """See ``EngineRanks``."""
         answers: list[Any] = await self._ask("engine.call", target, method, *args)
         return answers

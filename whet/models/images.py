@@ -31,7 +31,7 @@ class Embedded:
     ahead: Ahead | None = None  # later tokens that tokens of images see, on the CPU; None: none
     of_layers: Tensor | None = None  # [n, layers, D], what the layers of some models also embed (Gemma 4)
 
-    def arguments(self, counted: Tensor) -> dict[str, Any]:
+    def arguments(self, counted: Tensor) -> dict[str, object]:
         """Return the arguments of a decoder of transformers. ``counted``, [1, n]: the tokens' positions if they are
         counted; n - N tokens of padding are at the end. The features for several layers (DeepStack, arXiv 2406.04334)
         are arguments of decoders that take them."""

@@ -49,7 +49,7 @@ class Served(Protocol):
 class Outcome:
     """The outcome of a call."""
 
-    value: Any = None
+    value: object = None
     error: bytes | None = None  # a pickled exception; empty if it can't be pickled
     text: str = ""  # of the exception
     frames: tuple[tuple[str, int | None, str, str | None], ...] = ()  # user's lines: file, line, function, text

@@ -26,7 +26,7 @@ class Overview:
 
     folder: Path
     recipe: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
 
     @classmethod
     def of(cls, folder: Path) -> "Overview":

@@ -8,7 +8,6 @@ import base64
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from whet.base.escaping import escape_controls
 
@@ -35,7 +34,7 @@ def page(data: dict[str, object] | None, title: str) -> str:
     return "".join(values[part] if i % 2 else part for i, part in enumerate(parts))
 
 
-def encode(value: Any) -> str:
+def encode(value: object) -> str:
     """Return a value as JSON whose strings are safe to display."""
     return json.dumps(_escaped(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 

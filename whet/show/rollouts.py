@@ -2,9 +2,9 @@
 draws them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from whet.base.strict_json import JsonObject
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
@@ -74,7 +74,7 @@ def card(record: RolloutRecord) -> JsonObject:
     }
 
 
-def cards(records: Sequence[RolloutRecord], size_of: Any) -> list[dict[str, object]]:
+def cards(records: Sequence[RolloutRecord], size_of: Callable[[JsonObject], int]) -> list[dict[str, object]]:
     """Return the cards up to ``MOST_BYTES`` in total, as ``size_of`` measures them."""
     made: list[JsonObject] = []
     size = 0

@@ -30,7 +30,7 @@ class RunState:
     facts: RunFacts
     summary: Summary
     settings: JsonObject  # dotted key -> value
-    last: Mapping[str, Any]  # metrics of the last step
+    last: Mapping[str, object]  # metrics of the last step
 
     @classmethod
     def of(cls, folder: Path) -> Self:

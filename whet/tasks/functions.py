@@ -81,7 +81,7 @@ class FunctionTasks(Prompts):
         ]
 
 
-def arguments(function: Callable[..., object], task: Task, answer: str) -> tuple[list[Any], dict[str, Any]]:
+def arguments(function: Callable[..., object], task: Task, answer: str) -> tuple[list[object], dict[str, object]]:
     """Return the positional and the named arguments of a reward function for an answer to a task. Raises
     ``ConfigError`` naming the parameter that has no value."""
     row = {"prompt": task.prompt, **task.columns}

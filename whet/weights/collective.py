@@ -69,11 +69,11 @@ class Broadcast:
         store.wait([f"here/{other}" for other in range(ranks)], self._timeout)
         self.finish(self.start(torch.zeros(1, device=self.device)))
 
-    def start(self, tensor: Tensor) -> object:
+    def start(self, tensor: Tensor) -> dist.Work:
         """Start to send or receive a tensor; ``finish`` waits for it."""
         return self._group.broadcast(tensor, 0)
 
-    def finish(self, work: Any) -> None:
+    def finish(self, work: dist.Work) -> None:
         """Wait for a started broadcast. Raises ``RefitError`` if another end is gone, ``DeadlineError`` if it hangs."""
         begun, seconds = time.monotonic(), self._timeout.total_seconds()
         try:
@@ -164,7 +164,7 @@ class BroadcastWriter:
         self._store: dist.TCPStore | None = None
         self._wire: Broadcast | None = None
 
-    def open(self, manifest: Manifest) -> tuple[Any, ...] | None:
+    def open(self, manifest: Manifest) -> tuple[object, ...] | None:
         """Allocate memory for the largest bucket. Return the address of the group, the first time."""
         if self._kept and manifest != self._manifest:
             self._kept = {}

@@ -4,7 +4,7 @@ process."""
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Handshake:
 
     machine: str  # the sender's machine
     manifest: Manifest | None  # None if it is unchanged
-    connection: tuple[Any, ...] | None  # how to connect to the transport; None if it is unchanged
+    connection: tuple[object, ...] | None  # how to connect to the transport; None if it is unchanged
 
 
 @dataclass(slots=True, frozen=True)

@@ -52,7 +52,7 @@ class WeightFolder:
             self.writer = None
             self._settle(RefitError("the refit has ended"))
 
-    async def call(self, target: str, method: str, *args: Any) -> object:
+    async def call(self, target: str, method: str, *args: object) -> object:
         """Call a method of the receiver ``module:Class``, which reads the buckets for the writer."""
         if target not in self._receivers:
             module, _, name = target.partition(":")

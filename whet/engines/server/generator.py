@@ -225,7 +225,7 @@ class ServerGenerator:
             self.folder.leave(self)
             self._settled.set()
 
-    async def call(self, target: str, method: str, *args: object) -> list[Any]:
+    async def call(self, target: str, method: str, *args: object) -> list[object]:
         """See ``EngineRanks``. The writer's calls reach the object ``target``, which reads weights; when they are
         complete, every engine has its server load them."""
         answers = [await self.folder.call(target, method, *args)] if self.folder.writer is self else []

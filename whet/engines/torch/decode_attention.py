@@ -14,7 +14,7 @@ either: it is computed in tiles of one shape at fixed positions.
 
 from collections.abc import Iterable, Sequence
 from operator import add
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     whet_cache: Cache | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Compute one attention layer of an engine model; called by transformers."""
     if whet_cache is None:

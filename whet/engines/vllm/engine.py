@@ -66,7 +66,7 @@ class VllmEngine:
                     raise self._failure from error
             return self.running
 
-    async def call(self, target: str, method: str, *args: object) -> list[Any]:
+    async def call(self, target: str, method: str, *args: object) -> list[object]:
         """Call ``method`` of the object that ``module:Class`` creates from the engine's model (a ``VllmModel``), in
         each of the engine's worker processes; the object is created once. Arguments and results are plain data."""
         assert self.running is not None

@@ -259,7 +259,7 @@ class VllmGenerator:
         else:
             await self._continue(self.engine.running)
 
-    async def call(self, target: str, method: str, *args: object) -> list[Any]:
+    async def call(self, target: str, method: str, *args: object) -> list[object]:
         """See ``EngineRanks``."""
         await self._started()
         return await self.engine.call(target, method, *args)

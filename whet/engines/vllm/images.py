@@ -67,7 +67,7 @@ def _none(*_: object) -> int:
     return 0
 
 
-def image_inputs(prompt: Sequence[int], urls: Sequence[str], images: ImageProcessor) -> dict[str, Any]:
+def image_inputs(prompt: Sequence[int], urls: Sequence[str], images: ImageProcessor) -> dict[str, object]:
     """Return a prompt with images as vLLM's: it replaces each mark of an image by its tokens, as the processor does.
     ``urls``: the images that the prompt may have."""
     tokens, order = images.folded(prompt, urls)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -41,7 +41,7 @@ class TrackedRun:
     name: str
     id: str  # chosen by this package; a tracker that chooses ids itself reports its own
     resumed: bool  # the tracker has this run already, from before a resume
-    recipe: Mapping[str, Any]  # plain data
+    recipe: Mapping[str, object]  # plain data
 
 
 class Tracker(ABC):

@@ -77,7 +77,7 @@ class ForestLayout:
     key: "Gather"  # packed token (of all) of each key row of all blocks
     result: "Gather"  # query row of each packed token (of this rank's)
     tokens: Tokens = field(default_factory=Tokens)
-    masks: dict[Any, Tensor | None] = field(default_factory=dict)
+    masks: dict[object, Tensor | None] = field(default_factory=dict)
 
     @classmethod
     def of(

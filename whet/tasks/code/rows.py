@@ -43,16 +43,16 @@ class CodeRow(GymRow):
     test_imports: list[str] = Field(default=[])
     test_list: list[str] = Field(default=[])
     test_cases: list[str] | None = None
-    tests: Any = None
-    input_output: Any = None
-    public_test_cases: Any = None
-    private_test_cases: Any = None
+    tests: object = None
+    input_output: object = None
+    public_test_cases: object = None
+    private_test_cases: object = None
     public_tests: JsonObject | None = None
     private_tests: JsonObject | None = None
     generated_tests: JsonObject | None = None
     reward_model: JsonObject | None = None
     verifier_metadata: JsonObject | None = None
-    metadata: Any = None
+    metadata: object = None
     input_file: str | None = None
     output_file: str | None = None
     solution: Any = Field(None, validation_alias=AliasChoices("code", "canonical_solution", "solution", "completion"))

@@ -50,7 +50,7 @@ class Call:
     module: str
     function: str
     arguments: Arguments
-    result: Any
+    result: object
     fails: bool
 
     @property

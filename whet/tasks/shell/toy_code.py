@@ -101,7 +101,7 @@ SAMPLES: Mapping[str, Sample] = {
 }  # fmt: skip
 
 
-def result_of(source: str, name: str, arguments: Arguments) -> Any:
+def result_of(source: str, name: str, arguments: Arguments) -> object:
     """Return what one of these functions returns; an exception as ``{"raises": NAME}``."""
     scope: dict[str, Any] = {}
     exec(source, scope)  # only sources of this file

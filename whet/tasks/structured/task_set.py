@@ -42,17 +42,17 @@ class SchemaRow(GymRow):
     schema_str: str | JsonObject = Field(validation_alias=AliasChoices("schema_str", "schema"))
     schema_type: Format = "json"
     response_mode: str | None = None
-    expected: Any = None
+    expected: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The form of an answer, and the right object."""
 
-    schema: Any  # strict
-    open: Any  # the schema that admits further fields
+    schema: JsonObject  # strict
+    open: JsonObject  # the schema that admits further fields
     format: Format
-    gold: Any  # None: not known
+    gold: object  # None: not known
 
 
 class StructuredOutput(SourcedTasks[Shape]):
