@@ -8,7 +8,7 @@ import typer
 from whet.cli.arguments import AsJson, Overrides, print_json
 
 if TYPE_CHECKING:
-    from whet.tasks.attack.attack import Finding, Report
+    from whet.tasks.attack.report import Finding, Report
 
 
 def attack(
@@ -82,7 +82,7 @@ def _print(report: "Report") -> None:
     from rich.table import Table
 
     from whet.base.escaping import escape_controls
-    from whet.tasks.attack.attack import counted
+    from whet.tasks.attack.report import counted
 
     table, counts = Table("family", "answers", "findings"), counted(report.findings)
     for family in dict.fromkeys([*report.tried, *counts]):

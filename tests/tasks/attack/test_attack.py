@@ -13,8 +13,9 @@ from whet.core.content import text_of
 from whet.core.types import Task
 from whet.tasks.attack import attack as module
 from whet.tasks.attack.answers import EMPTY, FILLER, GOLD, OTHERS, POLICY, PROMPT, SEARCH, SEVERAL, Form, form_of
-from whet.tasks.attack.attack import Finding, Plan, Report, attack
+from whet.tasks.attack.attack import Plan, attack
 from whet.tasks.attack.policy import Policy
+from whet.tasks.attack.report import Finding, Report
 from whet.tasks.attack.search import QUESTION, search, shrunk, written
 from whet.tasks.base import TaskSet
 from whet.tasks.case_files import read_cases, write_cases

@@ -9,8 +9,8 @@ task by task             the reward           to cheat
 import contextlib
 import random
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from whet.base.errors import ConfigError
@@ -19,9 +19,9 @@ from whet.core.types import Task
 from whet.tasks.attack.answers import BY_CHANCE, FAMILIES, FROM_GOLD, POLICY, SEARCH, Cheap, Writer, final_text, letters
 from whet.tasks.attack.gradings import Failure, Gradings, SpentError
 from whet.tasks.attack.policy import BATCH, Policy, train
+from whet.tasks.attack.report import Finding, Report
 from whet.tasks.attack.search import PARTS, Recipe, search, shrunk, written
 from whet.tasks.base import TaskSet
-from whet.tasks.cases import Case
 
 _SEARCHED = 6  # tasks of the random search
 _NAMES = {SEARCH: "random search", POLICY: "its likeliest answer"}
@@ -48,39 +48,6 @@ class Plan:
         for name, value in (("threshold", self.threshold), ("mean", self.mean)):
             if value is not None and not isfinite(value):
                 raise ConfigError(f"--{name} must be a finite number, not {value}")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A cheap answer that earns a reward, or an answer on which the grader fails."""
-
-    kind: str  # "answer", "mean", "raises" or "hangs"
-    family: str
-    name: str
-    task: Task
-    answer: str
-    reward: float | None  # None after a failure
-    limit: float  # the least reward, or mean reward, that counts
-    mean: float  # mean reward of the idea over ``tasks`` tasks
-    tasks: int
-    error: str = ""
-
-    @property
-    def case(self) -> Case:
-        """Return the answer as a case, which should earn nothing."""
-        return Case(f"{self.family}: {self.name}", self.task, self.answer, 0.0, "adversarial")
-
-
-@dataclass(slots=True)
-class Report:
-    """The result of an attack."""
-
-    tasks: int
-    gradings: int = 0
-    bound: float = 0.0  # mean rewards that are more than two standard errors above this are findings
-    tried: dict[str, int] = field(default_factory=dict)  # family -> answers
-    findings: list[Finding] = field(default_factory=list)
-    not_attacked: list[str] = field(default_factory=list)
 
 
 async def attack(taskset: TaskSet, plan: Plan) -> Report:
@@ -299,11 +266,3 @@ class _Attack:
             self._skip(f"the gold answers of {without} tasks, which have none")
         if self.taskset.grades_groups:
             self._skip("rewards relative to other answers of a group")
-
-
-def counted(findings: Sequence[Finding]) -> dict[str, int]:
-    """Return the number of findings of each family."""
-    counts: dict[str, int] = {}
-    for finding in findings:
-        counts[finding.family] = counts.get(finding.family, 0) + 1
-    return counts
