@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, GetPydanticSchema, ValidationInfo
 from pydantic_core.core_schema import no_info_plain_validator_function
 
-from whet.base.strict_json import JsonObject
+from whet.base.strict_json import STRICT, JsonObject
 from whet.core.content import content_of, text_of, words_of
 from whet.core.types import Message
 from whet.data.row import unicode
@@ -61,3 +61,26 @@ def after_system(messages: list[JsonObject], info: ValidationInfo) -> list[JsonO
 def after_system_if_whole(messages: list[JsonObject], info: ValidationInfo) -> list[JsonObject]:
     """Validate a field with an answer, which may repeat its question. An answer alone begins with a reply."""
     return messages if messages[0]["role"] == "assistant" else after_system(messages, info)
+
+
+def with_object(call: JsonObject) -> JsonObject:
+    """Return the call with arguments that are an object. The OpenAI API has them as JSON, which chat templates would
+    quote a second time."""
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        decoded = STRICT.decode(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        decoded = None
+    if not isinstance(decoded, dict):
+        raise ValueError("must hold 'tool_calls' whose 'arguments' are an object, or its JSON")
+    changed = function | {"arguments": decoded}
+    return call | {"function": changed} if "function" in call else changed
+
+
+def is_call(call: object) -> bool:
+    """Return whether a value is a call of a tool with the name of a function."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)

@@ -14,7 +14,7 @@ from whet.core.content import content_of, image_urls, words_of
 from whet.core.types import Message
 from whet.data.forms import conversation
 from whet.data.image_rows import data_part, with_images
-from whet.data.messages import SystemText, after_system, after_system_if_whole
+from whet.data.messages import SystemText, after_system, after_system_if_whole, is_call, with_object
 from whet.data.row import Row, missing, unicode
 
 
@@ -22,7 +22,7 @@ def _message(value: dict[str, object]) -> dict[str, object]:
     calls, content = value.get("tool_calls"), value.get("content")
     if not isinstance(value.get("role"), str):
         raise ValueError("must be a message with a 'role' and a 'content'")
-    if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
+    if calls is not None and not (isinstance(calls, list) and all(map(is_call, calls))):
         raise ValueError("must hold 'tool_calls' that are a list of calls with the name of a function")
     if content is None and calls:
         content = ""  # as the OpenAI API has it for a reply that only calls tools
@@ -33,30 +33,8 @@ def _message(value: dict[str, object]) -> dict[str, object]:
     if value["role"] == "assistant" and not text.strip() and not calls:
         raise ValueError("must not be an empty reply")
     kept = {key: part for key, part in value.items() if key != "tool_calls"}
-    kept |= {"tool_calls": [_with_object(call) for call in calls]} if calls else {}
+    kept |= {"tool_calls": [with_object(call) for call in calls]} if calls else {}
     return kept | {"content": text if value["role"] == "assistant" else content}
-
-
-def _with_object(call: JsonObject) -> JsonObject:
-    """Return the call with arguments that are an object. The OpenAI API has them as JSON, which chat templates would
-    quote a second time."""
-    function = call.get("function", call)
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return call
-    try:
-        decoded = STRICT.decode(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
-        decoded = None
-    if not isinstance(decoded, dict):
-        raise ValueError("must hold 'tool_calls' whose 'arguments' are an object, or its JSON")
-    changed = function | {"arguments": decoded}
-    return call | {"function": changed} if "function" in call else changed
-
-
-def _is_call(call: Any) -> bool:
-    function = call.get("function", call) if isinstance(call, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def _said_by(role: str) -> Callable[[object], object]:
