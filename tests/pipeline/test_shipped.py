@@ -59,7 +59,7 @@ def test_rlhf(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_tool_hallucination_is_unlearned(tmp_path: Path) -> None:
-    measured = finished("tool-hallucination", tmp_path)["undeclared"]["values"]
+    measured = finished("tool-hallucination", tmp_path)["hallucination"]["values"]
     assert measured["against/accuracy"] < 0.6, "SFT has taught it"
     assert measured["difference_low"] > 0, "DPO unlearns it"
 
