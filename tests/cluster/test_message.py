@@ -10,6 +10,8 @@ from torch import Tensor
 from tests.learner.parts import some_batch, whole
 from whet.cluster.message import packed, unpacked
 from whet.core.batch import Batch
+from whet.core.packing import pack
+from whet.core.types import Episode, Group, Span, Task, Trajectory
 
 
 def sent(value: Any) -> tuple[Any, bytearray]:
@@ -51,6 +53,20 @@ def test_tensors_are_not_copied_by_either_side() -> None:
     assert start <= received.data_ptr() < start + len(message)
     assert received.data_ptr() % 16 == 0
     assert len(message) < value.nbytes + len(pickle.dumps("update")) + 1000
+
+
+def test_a_micro_batch_is_sent_as_its_columns_alone() -> None:
+    """Token, mask, log-prob of the sampler, weight and advantage; where it lies in the whole batch is a number for each
+    segment, and not for each token."""
+    answer = Span(list(range(1000)), True, [-1.0] * 1000, (0, 0))
+    episodes = [Episode([Trajectory([Span([1, 2, 3], False), answer])], reward=float(i)) for i in range(20)]
+    batch = Batch.from_groups([Group("g", Task("g", []), episodes)]).weigh("token")
+    batch.fill("advantages", batch.per_token(batch.reward))
+    shards = pack(batch, 2, 4096)
+    (received, _), _ = sent(shards)
+    assert [micro.tokens.tolist() for micro in received] == [micro.tokens.tolist() for micro in shards[0]]
+    bytes_sent = sum(len(part) for shard in shards for part in packed(shard))
+    assert bytes_sent < (8 + 1 + 4 + 8 + 8) * len(batch) + 8000 * sum(map(len, shards))
 
 
 def _address(memory: memoryview) -> int:

@@ -29,6 +29,17 @@ def test_every_trained_token_lies_in_exactly_one_micro_batch(made, ranks, extra,
 
 
 @settings(max_examples=40, deadline=None)
+@given(groups())
+def test_a_micro_batch_of_a_part_is_found_in_the_whole_batch(made):
+    batch = Batch.from_groups(made)
+    part, tokens = batch.select(torch.arange(0, batch.sequences, 2))
+    for micro in (micro for shard in pack(part, 2, 500) for micro in shard):
+        within = micro.within(tokens[part.segment_start], part)
+        assert torch.equal(within.tokens, tokens[micro.tokens])
+        assert torch.equal(within.batch.tokens, batch.tokens[within.tokens])
+
+
+@settings(max_examples=40, deadline=None)
 @given(groups(), st.integers(1, 3))
 def test_the_weights_of_all_micro_batches_add_up_to_one_step(made, ranks):
     batch = Batch.from_groups(made).weigh("sequence")

@@ -151,12 +151,12 @@ def some_batch(seed: int = 0, share_prompts: bool = True) -> Batch:
 
 
 def whole(batch: Batch) -> list[MicroBatch]:
-    return [MicroBatch(batch, torch.arange(len(batch)))]
+    return [MicroBatch(batch, batch.segment_start)]
 
 
 def cut(batch: Batch, max_tokens: int, unit: Unit = "token") -> list[MicroBatch]:
-    part, kept = trained_only(batch, unit == "group")
-    return [MicroBatch(micro.batch, kept[micro.tokens]) for micro in pack(part, 1, max_tokens, unit)[0]]
+    part, begins = trained_only(batch, unit == "group")
+    return [micro.within(begins, part) for micro in pack(part, 1, max_tokens, unit)[0]]
 
 
 def gradients(learner: LearnerWorker, micro_batches: Sequence[MicroBatch], loss: PolicyGradient) -> dict[str, Tensor]:

@@ -9,14 +9,26 @@ from torch import Tensor
 
 from whet.base.errors import DataError
 from whet.core.batch import Batch
+from whet.core.forest import concat_aranges
 
 
 @dataclass(slots=True)
 class MicroBatch:
-    """A part of a batch, with the indices of its tokens in the whole batch."""
+    """A part of a batch, and where its segments are in the whole batch."""
 
     batch: Batch
-    tokens: Tensor  # [n] indices into the whole batch
+    begins: Tensor  # [segments] int64, the index in the whole batch of each segment's first token
+
+    @property
+    def tokens(self) -> Tensor:
+        """The indices of its tokens in the whole batch, [n] int64. They are not kept: they would take as much memory,
+        and as much of a message, as the tokens themselves."""
+        return concat_aranges(self.begins, self.batch.segment_length)
+
+    def within(self, whole: Tensor, part: Batch) -> "MicroBatch":
+        """Return this part of ``part`` as a part of a whole batch, in which the segments of ``part`` begin at
+        ``whole``, [segments of part]."""
+        return MicroBatch(self.batch, whole[torch.searchsorted(part.segment_start, self.begins)])
 
 
 def pack(
@@ -93,7 +105,8 @@ def _spread(pieces: list[tuple[int, list[int]]], count: int, max_tokens: int) ->
 
 def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
     if sequences:
-        return MicroBatch(*batch.select(torch.tensor(sorted(sequences))))
+        part, tokens = batch.select(torch.tensor(sorted(sequences)))
+        return MicroBatch(part, tokens[part.segment_start])
     # A rank without work still takes part in collectives: it gets one short sequence with an empty loss mask.
     unshared = batch.segment_sequence >= 0
     tokens_of = torch.bincount(
@@ -101,7 +114,7 @@ def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
     )
     shortest = int(torch.where(tokens_of > 0, tokens_of, len(batch) + 1).argmin())
     part, tokens = batch.select(torch.tensor([shortest]))
-    return MicroBatch(idle(part), tokens)
+    return MicroBatch(idle(part), tokens[part.segment_start])
 
 
 def idle_micro_batches(batch: Batch, ranks: int) -> list[list[MicroBatch]]:

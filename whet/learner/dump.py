@@ -44,7 +44,8 @@ def read_dump(folder: Path) -> tuple[list[MicroBatch], dict[str, object]]:
     for index, other in enumerate(facts.pop("micro_batches")):
         tensors = load_tensors(folder / _file(index))
         whole = tensors.pop("whole_batch_tokens")
-        micro_batches.append(MicroBatch(_batch(tensors, other), whole))
+        batch = _batch(tensors, other)
+        micro_batches.append(MicroBatch(batch, whole[batch.segment_start]))
     return micro_batches, facts
 
 

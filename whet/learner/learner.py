@@ -165,15 +165,16 @@ class WorkerLearner:
             log.warning("the floating-point operations of this model can't be counted: %s", error)
             return None
 
-    def _pack(self, batch: Batch, zero: Tensor, part: Batch, kept: Tensor, unit: str = "token") -> "_Work":
+    def _pack(self, batch: Batch, zero: Tensor, part: Batch, begins: Tensor, unit: str = "token") -> "_Work":
         ranks = self._group.placement.shards
         if bool(part.trained.any()):
             learner = self._config.learner
-            return _Work(batch, pack(part, ranks, learner.max_tokens, unit, learner.pack_tokens), kept, zero)
+            shards = pack(part, ranks, learner.max_tokens, unit, learner.pack_tokens)
+            return _Work(batch, [[micro.within(begins, part) for micro in shard] for shard in shards], zero)
         if not bool(batch.trained.any()):
-            return _Work(batch, [], kept, zero)
+            return _Work(batch, [], zero)
         # A gradient of 0 is a step too: moments and the schedule advance.
-        return _Work(batch, idle_micro_batches(batch, ranks), torch.arange(len(batch)), zero)
+        return _Work(batch, idle_micro_batches(batch, ranks), zero)
 
     def _check(self, batch: Batch, loss: Loss) -> None:
         if batch.weight is None:
@@ -188,7 +189,6 @@ class _Work:
 
     batch: Batch
     shards: list[list[MicroBatch]]  # by data-parallel rank; empty if nothing is trained
-    kept: Tensor  # [n] the indices in the batch of the tokens that were packed
     zero: Tensor  # [S] bool: trained, but not computed, because the gradient is exactly 0
 
     def in_order(self, parts: list[Tensor]) -> Tensor:
@@ -197,21 +197,23 @@ class _Work:
         whole = parts[0].new_zeros(size, *parts[0].shape[1:]) if parts else torch.zeros(size)
         for micro, part in zip((micro for shard in self.shards for micro in shard), parts, strict=True):
             trained = micro.batch.trained
-            whole[self.kept[micro.tokens[trained]]] = part[trained]
+            whole[micro.tokens[trained]] = part[trained]
         return whole
 
 
 def trained_only(batch: Batch, whole_groups: bool = False, without: Tensor | None = None) -> tuple[Batch, Tensor]:
     """Return the sequences with trained tokens, without the sequences of ``without`` ([S] bool), and the indices of
-    their tokens. With ``whole_groups`` all members of a group are kept if one of them has trained tokens."""
+    their segments' first tokens, [segments]. With ``whole_groups`` all members of a group are kept if one of them has
+    trained tokens."""
     trains = batch.trained_per_sequence > 0
     if without is not None:
         trains &= ~without
     if whole_groups:
         trains = torch.isin(batch.group, batch.group[trains])
     if bool(trains.all()):
-        return batch, torch.arange(len(batch))
-    return batch.select(trains.nonzero().squeeze(1))
+        return batch, batch.segment_start
+    part, tokens = batch.select(trains.nonzero().squeeze(1))
+    return part, tokens[part.segment_start]
 
 
 def _of_forward(columns: set[str], top: Top | None) -> set[str]:
