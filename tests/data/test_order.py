@@ -1,10 +1,13 @@
 """Every index is drawn once per epoch, in an order that only seed and epoch determine, resumable at any point."""
 
 import json
+import random
+import tracemalloc
 
 import pytest
 
 from whet.base.errors import ConfigError
+from whet.base.seeds import derive_seed
 from whet.data.order import TaskOrder
 
 
@@ -21,6 +24,19 @@ def test_each_epoch_draws_every_index_once_in_another_order():
     assert draw(TaskOrder(20, seed=3), 60) == [index for epoch in epochs for index in epoch]
     assert draw(TaskOrder(20, seed=4), 20) != epochs[0]
     assert draw(TaskOrder(3, shuffle=False), 7) == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_the_order_is_that_of_a_shuffled_list_in_a_tenth_of_its_memory():
+    count = 100_000
+    shuffled = list(range(count))
+    random.Random(derive_seed(3, "order", 0)).shuffle(shuffled)
+    tracemalloc.start()
+    order = TaskOrder(count, seed=3)
+    first = order.next()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 5 * count
+    assert [first, *draw(order, count - 1)] == shuffled
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 6, 7, 8, 20])

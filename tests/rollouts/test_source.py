@@ -1,6 +1,7 @@
 """The source: order, permits, failures, filters and what a checkpoint holds of it. With a real, tiny generator."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -69,6 +70,35 @@ def test_groups_come_in_the_order_of_their_tickets(tiny_model: Path) -> None:
             second = await rollouts.next_groups()
             assert [uid.split(":")[0] for uid in uids(first + second)] == [f"{i:07d}" for i in range(6)]
             assert len({group.task.uid for group in first + second}) == 6, "one epoch draws each task once"
+
+    asyncio.run(go())
+
+
+class Made(Sequence[Task]):
+    """Tasks that are made when they are read, as a task set can return them for files that are too large to hold."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: Any) -> Task:
+        if index >= len(self):
+            raise IndexError
+        return Task(f"made/{index}", [{"role": "user", "content": f"Say {index}."}], "a")
+
+
+class Many(Lowercase):
+    def tasks(self, split: str) -> Sequence[Task]:
+        return Made()
+
+
+def test_tasks_that_are_made_when_they_are_read_are_not_held(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model, Many()) as rollouts:
+            groups = await rollouts.next_groups()
+            await rollouts.published(1)
+            gc.collect()
+            alive = {each.uid for each in gc.get_objects() if type(each) is Task and each.uid.startswith("made/")}
+            assert alive == {group.task.uid for group in groups}
 
     asyncio.run(go())
 

@@ -66,7 +66,7 @@ class RolloutSource:
         self.group_size, self.filters, self.pairing, self.seed = group_size, tuple(filters), tuple(pairing), seed
         if not tasks:
             raise DataError("the task set has no training tasks")
-        for task in tasks:
+        for task in tasks if player.renderer.images is None else ():
             check_images(player.renderer, task.prompt, f" of task {task.uid}")
         self.order = TaskOrder(len(self.tasks), seed)
         order = player.blend or config.curriculum

@@ -115,6 +115,7 @@ class SampledFeed(Feed):
         super().__init__(source, recipe.sampling.distribution, recipe.sampling.max_new_tokens, len(source.tasks))
         self._disagrees = False  # in the last step
         self._checked = self._warned_of_accuracy = self._warned_of_both = False
+        self._apart = set[str]()  # evaluated tasks that are not trained on
         estimator = recipe.online.estimator
         self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
         self.rollouts = source
@@ -134,13 +135,12 @@ class SampledFeed(Feed):
             self._checked = True
         async with self.devices.acquire("generation"):
             report = await evaluate_all(self.recipe, self.environments, self.generator, self.renderer, self.endpoint)
-        trained = {task.uid for task in self.rollouts.tasks} if self.recipe.evaluation.split == "test" else set()
-        both = dict.fromkeys(task.uid for task, _ in report.episodes if task.uid in trained)
-        if both and not self._warned_of_both:
+        both = [] if self._warned_of_both else self._trained_on({task.uid for task, _ in report.episodes})
+        if both:
             self._warned_of_both = True
             log.warning(
                 "%d of the %d tasks that are evaluated are trained on, such as %s, so their accuracy says little about "
-                "other tasks: return others for the split test", len(both), report.n, next(iter(both)),
+                "other tasks: return others for the split test", len(both), report.n, both[0],
             )  # fmt: skip
         if report.by_sign and not self._warned_of_accuracy:
             self._warned_of_accuracy = True
@@ -149,6 +149,14 @@ class SampledFeed(Feed):
                 "rewards other than 0 and 1: compare evaluation/reward, or return a score 'correct'"
             )
         return report.metrics()
+
+    def _trained_on(self, evaluated: set[str]) -> list[str]:
+        """Return the evaluated tasks of the split ``test`` that are trained on. The training tasks are walked over,
+        because they may be many more than can be held."""
+        new = evaluated - self._apart if self.recipe.evaluation.split == "test" else set[str]()
+        both = [task.uid for task in self.rollouts.tasks if task.uid in new] if new else []
+        self._apart |= new.difference(both)
+        return list(dict.fromkeys(both))
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
         """Warn at the first step at which generator and learner disagree, and if nothing can be learned. Raises
