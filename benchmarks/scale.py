@@ -1,11 +1,21 @@
-"""The controller's time for each call of an engine, against the number of episodes at once and of replicas: stand-in
-engines answer after a wait, and compute nothing.
+"""What a long or large run costs its controller, against its size. Seconds are seconds of this process's processors, so
+that other programs matter little.
 
-    python benchmarks/scale.py [--episodes 100,1000,10000] [--replicas 1,256] [--turns 4] [--tokens 64] [--json FILE]
+    python benchmarks/scale.py [--parts calls,ledger,report,tasks,rows] [--json FILE]
 
-A call is a reply of an episode, with all that surrounds it: rendering, tokens of the prompt, the router's choice,
-parsing, the environment's step on its thread. Its seconds are seconds of this process's processors, so that other
-programs matter little. A turn waits if the event loop is late: the longest delay of a clock that ticks in the loop.
+calls: each call of an engine, against the number of episodes at once and of replicas. Stand-in engines answer after a
+wait, and compute nothing. A call is a reply of an episode, with all that surrounds it: rendering, tokens of the prompt,
+the router's choice, parsing, the environment's step on its thread. A turn waits if the event loop is late: the longest
+delay of a clock that ticks in the loop.
+
+ledger: prompts that are drawn, sampled and trained, 128 in a step, each step written to the file; then what a
+checkpoint holds of it, and what a resumed run and an audit read.
+
+report: the report of a run with 80 metrics a step.
+
+tasks: a task set that makes its tasks when they are read: the check before the first step, and draws.
+
+rows: rows of a JSONL file for supervised fine-tuning, which are all held.
 """
 
 import argparse
@@ -13,27 +23,37 @@ import asyncio
 import gc
 import json
 import resource
+import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from machine import describe
 from transformers import AutoTokenizer
+from watch import make_run
 
 from whet.chat.renderer import Renderer
 from whet.core.types import Message, Task
+from whet.data.order import TaskOrder
+from whet.data.rows import SupervisedRows
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.router import Router
 from whet.fetch.model import fetch_model
 from whet.metrics import Metrics
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.group_player import GroupPlayer
+from whet.rollouts.ledger import FILE, Entry, Ledger, read_ledger
 from whet.rollouts.sampling import Sampling
-from whet.tasks.base import Environment, Environments, Observation, Step
+from whet.show.report import write_report
+from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet
 from whet.tasks.isolated import IsolatedEnvironments
+from whet.tasks.listing import tasks_of
 
+T = TypeVar("T")
 GROUP = 16
 _TICK = 0.01
+_PER_STEP = 128  # prompts
 
 
 TOKENS = [1000 + 7 * i % 1000 for i in range(10_000)]
@@ -117,22 +137,153 @@ async def measure(renderer: Renderer, episodes: int, replicas: int, turns: int, 
     }
 
 
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Return the result and the seconds of a processor."""
+    started = time.process_time()
+    return work(), time.process_time() - started
+
+
+def resident() -> float:
+    """Return the MiB that this process holds (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def measure_ledger(prompts: int, folder: Path) -> dict[str, float]:
+    ledger = Ledger()
+
+    def run() -> None:
+        for ticket in range(prompts):
+            ledger.dispatched(ticket)
+            ledger.finished(ticket)
+            step = ticket // _PER_STEP
+            ledger.ended(Entry(step, ticket, 0, f"task/{ticket}", step, "filtered" if ticket % 7 == 0 else "trained"))
+            if ticket % _PER_STEP == _PER_STEP - 1:
+                ledger.write(folder)
+        ledger.write(folder)
+
+    _, running = timed(run)
+    state, saving = timed(ledger.state)
+    again = Ledger()
+    _, loading = timed(lambda: again.load_state(state))
+    _, comparing = timed(lambda: again.compare(folder))
+    entries, reading = timed(lambda: sum(1 for _ in read_ledger(folder)))
+    assert entries == prompts and again.marks == ledger.marks
+    return {
+        "us for each prompt": 1e6 * running / prompts,
+        "MB of file": (folder / FILE).stat().st_size / 1e6,
+        "kB in a checkpoint": len(state) / 1e3,
+        "s to save": saving,
+        "s to resume": loading + comparing,
+        "s to read": reading,
+    }
+
+
+def measure_report(steps: int, folder: Path) -> dict[str, float]:
+    make_run(folder / "run", steps, 0)
+    before = resident()
+    path, seconds = timed(lambda: write_report(folder / "run"))
+    metrics = (folder / "run" / "metrics.jsonl").stat().st_size
+    return {
+        "MB of metrics": metrics / 1e6,
+        "s": seconds,
+        "MB of report": path.stat().st_size / 1e6,
+        "MiB more": resident() - before,
+    }
+
+
+class Made(Sequence[Task]):
+    """Tasks that are made when they are read."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Task:  # type: ignore[override]
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return Task(f"task/{index}", [{"role": "user", "content": f"What is {index} + {index}?"}], {"answer": index})
+
+
+class Many(TaskSet):
+    count: int
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return Made(self.count)
+
+    async def grade(self, task: Task, answer: str) -> float:
+        return 1.0
+
+
+def measure_tasks(count: int, folder: Path) -> dict[str, float]:
+    before = resident()
+    tasks, checking = timed(lambda: tasks_of(Many(count=count), "train"))
+    order = TaskOrder(len(tasks))
+    first, shuffling = timed(lambda: tasks[order.next()])
+    drawn, drawing = timed(lambda: [tasks[order.next()].uid for _ in range(min(count - 1, 100_000))])
+    assert first.uid not in drawn
+    return {
+        "s to check": checking,
+        "s to shuffle": shuffling,
+        "us for each draw": 1e6 * drawing / len(drawn),
+        "MiB more": resident() - before,
+    }
+
+
+def measure_rows(count: int, folder: Path) -> dict[str, float]:
+    path = folder / "rows.jsonl"
+    with path.open("w") as file:
+        for index in range(count):
+            row = {"prompt": f"Question {index}. " + "word " * 60, "completion": f"Answer {index}. " + "word " * 60}
+            file.write(json.dumps(row) + "\n")
+    before = resident()
+    rows, seconds = timed(lambda: SupervisedRows(path=str(path)).split())
+    assert len(rows[0]) + len(rows[1]) == count
+    return {
+        "us for each row": 1e6 * seconds / count,
+        "bytes of file for each": path.stat().st_size / count,
+        "bytes held for each": 2**20 * (resident() - before) / count,
+    }
+
+
+SIZES: dict[str, tuple[Callable[[int, Path], dict[str, float]], str]] = {
+    "ledger": (measure_ledger, "10000,100000,1000000"),
+    "report": (measure_report, "1000,10000,100000"),
+    "tasks": (measure_tasks, "100000,1000000,10000000"),
+    "rows": (measure_rows, "10000,100000"),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(("calls", *SIZES)))
+    parser.add_argument("--sizes", help="of all parts but calls; by default three for each, up to the largest")
     parser.add_argument("--episodes", default="100,1000,10000", help="at once; rounded down to groups of 16")
     parser.add_argument("--replicas", default="1,256")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64, help="of each reply")
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     args = parser.parse_args()
-    renderer = Renderer(AutoTokenizer.from_pretrained(fetch_model("smollm2-135m-instruct")))
     results = {}
-    for replicas in map(int, args.replicas.split(",")):
-        for episodes in map(int, args.episodes.split(",")):
-            numbers = asyncio.run(measure(renderer, episodes, replicas, args.turns, args.tokens))
-            label = f"{episodes} episodes, {replicas} replicas"
-            results[label] = numbers
-            print(f"{label}: " + ", ".join(f"{name} {value:.4g}" for name, value in numbers.items()), flush=True)
+
+    def note(label: str, numbers: dict[str, float]) -> None:
+        results[label] = numbers
+        print(f"{label}: " + ", ".join(f"{name} {value:.4g}" for name, value in numbers.items()), flush=True)
+
+    parts = args.parts.split(",")
+    if "calls" in parts:
+        renderer = Renderer(AutoTokenizer.from_pretrained(fetch_model("smollm2-135m-instruct")))
+        for replicas in map(int, args.replicas.split(",")):
+            for episodes in map(int, args.episodes.split(",")):
+                numbers = asyncio.run(measure(renderer, episodes, replicas, args.turns, args.tokens))
+                note(f"{episodes} episodes, {replicas} replicas", numbers)
+    for part in (part for part in SIZES if part in parts):
+        measured, sizes = SIZES[part]
+        for size in map(int, (args.sizes or sizes).split(",")):
+            with tempfile.TemporaryDirectory() as folder:
+                note(f"{part}, {size}", measured(size, Path(folder)))
+            gc.collect()
     if args.json:
         args.json.write_text(json.dumps({"machine": describe(), "results": results}, indent=2) + "\n")
 

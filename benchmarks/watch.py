@@ -41,7 +41,7 @@ def make_run(folder: Path, steps: int, rollouts: int) -> None:
                 held_out = {"evaluation/accuracy": step / steps, "evaluation/n": 200}
                 file.write(json.dumps({"step": step, "kind": "evaluation", **held_out}) + "\n")
     pieces = [" The", " answer", " is", " 4", "."]
-    for step in range(1, steps + 1):
+    for step in range(1, steps + 1) if rollouts else ():
         with (folder / "rollouts" / f"step-{step:06d}.jsonl").open("w") as file:
             for sample in range(rollouts):
                 record = {

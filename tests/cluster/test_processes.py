@@ -1,6 +1,7 @@
 """Workers in processes keep the contract, and their faults are named and handled."""
 
 import asyncio
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from tests.contracts.cluster_contract import ClusterContract, Counter, CounterCo
 from tests.contracts.fault_contract import FaultContract, eventually
 from whet.base.errors import WhetError
 from whet.cluster.base import Cluster, Placement, RankInfo
+from whet.cluster.host import Host
+from whet.cluster.message import packed
 from whet.cluster.processes import ProcessCluster
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import join
@@ -136,3 +139,14 @@ def test_ranks_of_a_machine_meet_in_a_file_that_only_this_user_can_open() -> Non
     (first, file), (second, _) = asyncio.run(run())
     assert (first, second) == (2.0, 2.0)
     assert not Path(file).parent.exists()
+
+
+def test_of_the_ranks_of_a_shard_only_the_first_sends_its_result() -> None:
+    sizes = []
+    for rank in range(4):
+        host = Host()
+        host(bytearray().join(packed((Counter, CounterConfig(), RankInfo(rank, 4, shard=rank // 2, shards=2)))))
+        answer = [host(bytearray().join(packed(("add", (5,), of_shard)))) for of_shard in (True, False)]
+        sizes.append([pickle.loads(reply).result(rank) for reply in answer])
+    assert [each[0] is None for each in sizes] == [False, True, False, True]
+    assert all(each[1] is not None for each in sizes)

@@ -1,3 +1,4 @@
+import gc
 import json
 import math
 
@@ -75,6 +76,20 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(tmp_path):
         write_rollouts(tmp_path, 1, failing())
     assert len(list(read_rollouts(tmp_path, 1))) == 1
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step-000001.jsonl"]
+
+
+def test_each_record_is_written_before_the_next_one_is_made(tmp_path):
+    """The records of a step of a hundred million tokens are larger than the memory of most machines."""
+
+    def made():
+        for sample in range(20):
+            gc.collect()
+            alive = sum(type(each) is RolloutRecord and each.step == 77 for each in gc.get_objects())
+            assert alive <= 2
+            yield record(77, sample)
+
+    write_rollouts(tmp_path, 77, made())
+    assert [each.sample for each in read_rollouts(tmp_path, 77)] == list(range(20))
 
 
 def test_steps_that_will_be_repeated_are_dropped(run_folder):

@@ -39,18 +39,19 @@ class RemoteTraceback(Exception):
 
 
 class Call:
-    """A method's name and its arguments, which are serialised once for all ranks."""
+    """A method's name and its arguments, which are serialised once for all ranks. ``of_shard``: only the first rank of
+    a shard sends its result."""
 
-    def __init__(self, method: str, args: tuple[object, ...]) -> None:
-        self.method, self.args = method, args
+    def __init__(self, method: str, args: tuple[object, ...], of_shard: bool = False) -> None:
+        self.method, self.args, self.of_shard = method, args, of_shard
         self._lock = threading.Lock()
         self._packed: Any = None
 
-    def packed(self, pack: Callable[[str, tuple[object, ...]], T]) -> T:
-        """Return ``pack(method, args)``, computed by the first caller; all callers have the same ``pack``."""
+    def packed(self, pack: Callable[[str, tuple[object, ...], bool], T]) -> T:
+        """Return ``pack(method, args, of_shard)``, computed by the first caller; all callers have the same ``pack``."""
         with self._lock:
             if self._packed is None:
-                self._packed = pack(self.method, self.args)
+                self._packed = pack(self.method, self.args, self.of_shard)
             packed: T = self._packed
             return packed
 
@@ -103,7 +104,7 @@ class LinkedGroup:
                 f"{self._name}.{method}: {len(shards)} shards for {self.placement.shards} data-parallel ranks"
             )
         each = self.placement.ranks_per_shard
-        calls = [Call(method, (shard, *args)) for shard in shards]
+        calls = [Call(method, (shard, *args), of_shard=True) for shard in shards]
         results = await self._run([call for call in calls for _ in range(each)], deadline)
         return results[::each]
 

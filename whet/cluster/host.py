@@ -54,6 +54,7 @@ class Host:
 
     def __init__(self) -> None:
         self._worker: Any = None
+        self._first = True  # of the ranks of its shard
         self._answer: Callable[..., Reply] = self.build
 
     def __call__(self, request: bytearray) -> bytes:
@@ -69,6 +70,7 @@ class Host:
 
     def build(self, worker: type, config: Config, info: RankInfo) -> Reply:
         """Build the worker."""
+        self._first = info.rank % (info.ranks // info.shards) == 0
         keep_freed_memory()
         if name := interface_to(info.rendezvous.rpartition(":")[0]):  # gloo would resolve the machine's host name
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -79,9 +81,12 @@ class Host:
 
         return _answer(build)
 
-    def call(self, method: str, args: tuple[object, ...]) -> Reply:
-        """Run one method."""
-        return _answer(lambda: call_method(self._worker, method, args))
+    def call(self, method: str, args: tuple[object, ...], of_shard: bool = False) -> Reply:
+        """Run one method. ``of_shard``: the result is that of the whole shard, which its first rank sends."""
+        reply = _answer(lambda: call_method(self._worker, method, args))
+        if of_shard and not self._first:
+            reply.value = None
+        return reply
 
 
 def _answer(run: Callable[[], object]) -> Reply:

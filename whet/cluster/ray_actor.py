@@ -56,7 +56,7 @@ class RayHost(Host):
             bind(cores)
         return self.build(*pickle.loads(pickled))
 
-    def answer(self, request: tuple[str, tuple[object, ...]]) -> Reply:
+    def answer(self, request: tuple[str, tuple[object, ...], bool]) -> Reply:
         """Run one method."""
         return self.call(*request)
 

@@ -13,7 +13,7 @@ from typing import Self
 from pydantic_core import to_jsonable_python
 
 from whet.base.errors import DataError
-from whet.base.files import sync_folder, write_atomically
+from whet.base.files import replacing, sync_folder
 from whet.base.strict_json import JsonObject
 from whet.core.types import Message, Status
 from whet.metrics.rollout_images import restoring, storing
@@ -101,14 +101,16 @@ def rollout_steps(run_folder: Path) -> list[int]:
 
 
 def write_rollouts(run_folder: Path, step: int, records: Iterable[RolloutRecord]) -> Path:
-    """Write all records of a step atomically, after their images. Non-finite numbers are written as null."""
+    """Write all records of a step atomically, each after its images and before the next one is made. Non-finite numbers
+    are written as null."""
     path = rollout_path(run_folder, step)
     stored = storing(path.parent)
-    whole = (replace(record, messages=stored(record.messages)) for record in records)
-    plain = (to_jsonable_python(record, inf_nan_mode="null") for record in whole)
-    lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in plain]
-    # A lone surrogate can't be encoded in UTF-8, but its Python escape is also its JSON escape.
-    write_atomically(path, "".join(lines).encode("utf-8", "backslashreplace"))
+    with replacing(path) as staging, staging.open("wb") as file:
+        for record in records:
+            plain = to_jsonable_python(replace(record, messages=stored(record.messages)), inf_nan_mode="null")
+            line = json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n"
+            # A lone surrogate can't be encoded in UTF-8, but its Python escape is also its JSON escape.
+            file.write(line.encode("utf-8", "backslashreplace"))
     return path
 
 

@@ -4,6 +4,7 @@ the sampler and of the learner."""
 import math
 import reprlib
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ _SHORT.maxlevel = 3
 
 def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer) -> Iterator[RolloutRecord]:
     """Yield one record per branch, in the order of ``batch``, which was made from ``groups``."""
+    text_of = cache(lambda token: renderer.decode([token]))
     trained = iter(batch.trained_tokens.split(batch.trained_per_sequence.tolist()))
     for group in groups:
         data = _in_short(group.task.columns)
@@ -56,7 +58,7 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
                 limit=episode.limit,
                 turns=[Turn(len(span.tokens), span.reward, span.versions) for span in sampled],
                 tokens=tokens,
-                texts=[renderer.decode([token]) for token in tokens],
+                texts=[text_of(token) for token in tokens],
                 logprobs=[value for span in sampled for value in span.logprobs or []],
                 learner_logprobs=list(learner) if learner and _complete(learner, len(tokens)) else None,
                 versions=(min(v[0] for v in versions), max(v[1] for v in versions)) if versions else None,

@@ -10,7 +10,7 @@ from typing import Self
 from pydantic_core import to_jsonable_python
 
 from whet.base.errors import DataError
-from whet.base.files import write_atomically
+from whet.base.files import replacing
 from whet.base.strict_json import JsonObject
 from whet.core.types import Episode, Group, Task
 from whet.metrics import Metrics
@@ -21,7 +21,10 @@ _FOLDER = "groups"  # in the run folder
 
 def keep_groups(folder: Path, step: int, groups: list[Group]) -> None:
     """Write the groups of a step: tokens, log-probs, rewards, versions."""
-    write_atomically(_path(folder, step), json.dumps([_saved(group) for group in groups]))
+    with replacing(_path(folder, step)) as staging, staging.open("w", encoding="utf-8") as file:
+        for number, group in enumerate(groups):  # one at a time, because their JSON is larger than they are
+            file.write(("[" if number == 0 else ", ") + json.dumps(_saved(group)))
+        file.write("]" if groups else "[]")
 
 
 def _saved(group: Group) -> dict[str, object]:

@@ -3,6 +3,7 @@ has a source of groups, receives each new version of the weights, and evaluates;
 
 import logging
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -185,7 +186,7 @@ class SampledFeed(Feed):
         every = self.recipe.rollouts.record_every
         if every and step % every == 0:
             lost = failures(step, self.rollouts.lost)
-            write_rollouts(folder, step, [*records(step, groups, batch, self.renderer), *lost])
+            write_rollouts(folder, step, chain(records(step, groups, batch, self.renderer), lost))
 
     async def close(self) -> None:
         async with Closing() as closing:
