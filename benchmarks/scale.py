@@ -1,5 +1,5 @@
-"""What a long or large run costs its controller, against its size. Seconds are seconds of this process's processors, so
-that other programs matter little.
+"""The cost of long and large runs for their controller, against their size. Seconds are seconds of this process's
+processors, so that other programs matter little.
 
     python benchmarks/scale.py [--parts calls,ledger,report,tasks,rows] [--json FILE]
 
@@ -167,7 +167,8 @@ def measure_ledger(prompts: int, folder: Path) -> dict[str, float]:
     _, loading = timed(lambda: again.load_state(state))
     _, comparing = timed(lambda: again.compare(folder))
     entries, reading = timed(lambda: sum(1 for _ in read_ledger(folder)))
-    assert entries == prompts and again.marks == ledger.marks
+    assert entries == prompts
+    assert again.marks == ledger.marks
     return {
         "us for each prompt": 1e6 * running / prompts,
         "MB of file": (folder / FILE).stat().st_size / 1e6,

@@ -68,8 +68,8 @@ class WorkerGroup(Protocol):
     async def scatter(
         self, method: str, shards: Sequence[object], *args: object, deadline: float | None = None
     ) -> list[Any]:
-        """Call ``method(shard, *args)`` with one shard per data-parallel rank; return one result for each, in order: that
-        of the shard's first rank. The others send none."""
+        """Call ``method(shard, *args)`` with one shard per data-parallel rank; return one result for each, in order:
+        that of the shard's first rank. The others send none."""
         ...
 
     async def close(self) -> None:
