@@ -195,14 +195,14 @@ def measure_report(steps: int, folder: Path) -> dict[str, float]:
 class Made(Sequence[Task]):
     """Tasks that are made when they are read."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, size: int) -> None:
+        self.size = size
 
     def __len__(self) -> int:
-        return self.count
+        return self.size
 
     def __getitem__(self, index: int) -> Task:  # type: ignore[override]
-        if not 0 <= index < self.count:
+        if not 0 <= index < self.size:
             raise IndexError(index)
         return Task(f"task/{index}", [{"role": "user", "content": f"What is {index} + {index}?"}], {"answer": index})
 

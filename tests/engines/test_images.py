@@ -1,7 +1,9 @@
 """Sampling from prompts with images: the learner's log-probs, whatever is in the cache or sampled at the same time."""
 
 import asyncio
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from whet.engines.torch.loading import build_engine_model
 from whet.learner.model import build_whole
 from whet.models.config import ModelConfig
 from whet.models.loading import load_images, load_model_config, load_tokenizer
+from whet.rollouts.sampling import Sampling
+from whet.rollouts.session import Recording, Session
 
 RED, BLUE = picture("red"), picture("blue", 20, 40)
 QUESTIONS: list[list[Message]] = [
@@ -105,3 +109,33 @@ def test_requests_that_cannot_be_served_are_refused(model: ModelConfig, renderer
     wrong = SamplingParams(2, images=(picture("green"),))
     with pytest.raises(DataError, match="stands for an image that the messages of its conversation don't have"):
         asyncio.run(generator_of(model).sample(prompt, wrong))
+
+
+class Noting:
+    """Replies with one token and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        self.prompts.append(prompt)
+        return Completion([5], [-0.5], (0, 0), "stop")
+
+
+def test_the_text_next_to_an_image_is_shortened_and_the_image_stays(renderer: Renderer) -> None:
+    engine: Any = Noting()
+    sampling = Sampling(max_prompt_tokens=400, max_new_tokens=8, max_turns=2, max_observation_tokens=150)
+    session = Session(Recording(engine, renderer, sampling, "s", seed=1))
+
+    async def talk() -> None:
+        await session.reply(first := [asked(RED)])
+        await session.reply([*first, session.messages[-1], asked(BLUE, text="a long output " * 500)])
+
+    asyncio.run(talk())
+    seen = session.messages[2]["content"]
+    assert not isinstance(seen, str)
+    assert seen[0] == {"type": "image", "url": BLUE}
+    assert re.search(r"long output .*characters left out.* long output", seen[1]["text"], re.DOTALL)
+    assert renderer.images is not None
+    added = len(engine.prompts[1]) - len(engine.prompts[0]) - 1
+    assert 75 < added - len(renderer.images.tokens(BLUE)) <= 150

@@ -1,10 +1,10 @@
-"""Shortens the messages of an environment between two replies to a token limit."""
+"""Shortens the messages of an environment between two replies to a token limit. Images stay: only texts are cut."""
 
 from collections.abc import Sequence
 
 from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
-from whet.core.content import text_of
+from whet.core.content import Content, Part, image_urls, text_of
 from whet.core.types import Message
 
 _CHARACTERS = 8  # upper estimate of the characters per token, which limits the search
@@ -21,14 +21,17 @@ def shorten(
         tokens = renderer.render_next(history, messages)
         if len(tokens) <= limit:
             return tokens, list(messages)
-    texts = [text_of(message["content"]) for message in messages]
+    contents = [message["content"] if image_urls([message]) else text_of(message["content"]) for message in messages]
+    texts = [text for content in contents for text in _texts(content)]
     fits, most = None, max(map(len, texts), default=0)
     while most and sum(min(len(text), most) for text in texts) > _CHARACTERS * limit:
         most //= 2
     low, high = 0, most
     while fits is None or high - low > low // _CLOSE:
         size = (low + high) // 2 if high else 0
-        shown = [message | {"content": _ends(text, size)} for message, text in zip(messages, texts, strict=True)]
+        shown = [
+            message | {"content": _cut(content, size)} for message, content in zip(messages, contents, strict=True)
+        ]
         tokens = [] if renderer.longer_than(limit, shown) else renderer.render_next(history, shown)
         if tokens and len(tokens) <= limit:
             fits, low = (tokens, shown), size + 1
@@ -37,13 +40,32 @@ def shorten(
         if low > high:
             break
     if fits is None:
-        least = renderer.render_next(history, [message | {"content": ""} for message in messages[:1]])
+        empty = [message | {"content": _without_texts(message["content"])} for message in messages[:1]]
+        least = renderer.render_next(history, empty)
         if len(least) > limit:
             raise DataError(
                 f"the chat template alone adds {len(least)} tokens between two replies, more than "
                 f"sampling.max_observation_tokens = {limit}; raise it"
             )
     return fits
+
+
+def _texts(content: Content) -> list[str]:
+    return [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+
+
+def _cut(content: Content, size: int) -> Content:
+    """Return the content with at most ``size`` characters of each of its texts."""
+    if isinstance(content, str):
+        return _ends(content, size)
+    parts: list[Part] = []
+    for part in content:
+        parts.append({"type": "text", "text": _ends(part["text"], size)} if part["type"] == "text" else part)
+    return parts
+
+
+def _without_texts(content: Content) -> Content:
+    return "" if isinstance(content, str) else [part for part in content if part["type"] == "image"]
 
 
 def _ends(text: str, size: int) -> str:

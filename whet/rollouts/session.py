@@ -265,11 +265,12 @@ class Session:
     def _following(self, new: Sequence[Message], history: list[int]) -> tuple[list[int], list[Message]]:
         """Return the tokens that new messages add, and the messages as the model sees them."""
         renderer, sampling = self.recording.renderer, self.recording.sampling
-        if not self.recording.shortens or image_urls(new):
+        if not self.recording.shortens:
             if renderer.longer_than(sampling.longest - len(history), new):
                 raise LimitReached("tokens")
             return renderer.render_next(history, new), list(new)
-        fitting = shorten(new, history, renderer, sampling.max_observation_tokens)
+        images = () if renderer.images is None else map(renderer.images.tokens, image_urls(new))
+        fitting = shorten(new, history, renderer, sampling.max_observation_tokens + sum(map(len, images)))
         if fitting is None:
             raise LimitReached("tokens")
         return fitting
