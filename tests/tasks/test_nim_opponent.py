@@ -99,5 +99,5 @@ def test_test_games_are_against_players_by_rules() -> None:
     ids=str,
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=r"belong together|is for judges|the policy can't be"):
+    with pytest.raises(ValidationError, match=r"belong together|is for judges|only a judge may be the policy"):
         Nim(**settings)

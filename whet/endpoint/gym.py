@@ -36,6 +36,7 @@ from whet.tasks.episodes import play
 from whet.tasks.gym.items import final_text
 from whet.tasks.gym.rows import TASK
 from whet.tasks.isolated import IsolatedEnvironments
+from whet.tasks.judges.config import check_has_no_own_judge
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,9 @@ Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 async def check_single_turn(tasks: TaskSet) -> None:
-    """Raise ``ConfigError`` if the tasks have tools, and so can't be verified from one answer."""
+    """Raise ``ConfigError`` if the tasks have tools, and so can't be verified from one answer, or if the policy would
+    judge."""
+    check_has_no_own_judge(tasks)
     first = next(iter([*tasks.tasks("train")[:1], *tasks.tasks("test")[:1]]), None)
     if first is None:
         raise ConfigError(f"{type(tasks).__name__} has no tasks")

@@ -56,6 +56,8 @@ class GeneratorConfig(Config, ABC):
     """True if it computes in the run's process, in which weights are copied to it."""
     records_experts: ClassVar[bool] = False
     """True if it can record the experts of tokens."""
+    reports_likeliest: ClassVar[bool] = False
+    """True if it reports the likeliest tokens at each place (``SamplingParams.likeliest``)."""
     pauses: ClassVar[bool] = False
     """True if its engine is a ``PausableEngine``."""
 

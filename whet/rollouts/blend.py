@@ -19,7 +19,7 @@ from whet.rollouts.filters import FILTERS, Filter
 from whet.rollouts.group_metrics import ByEnvironment
 from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Limits
-from whet.tasks.base import TASK_SETS, Environment, Environments, Program, TaskSet, called
+from whet.tasks.base import TASK_SETS, AskPolicy, Environment, Environments, Program, TaskSet, called
 from whet.tasks.cases import Answer, Case
 from whet.tasks.listing import tasks_of
 
@@ -103,6 +103,10 @@ class BlendedEnvironments(Environments):
 
     def program_for(self, task: Task) -> Program | None:
         return self.parts[task.environment].program_for(_without_prefix(task))
+
+    def use_policy(self, ask: AskPolicy) -> None:
+        for environments in self.parts.values():
+            environments.use_policy(ask)
 
     @property
     def restarts(self) -> int:

@@ -13,6 +13,7 @@ from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer, check_images
 from whet.core.types import Episode, Status, Task
+from whet.endpoint.judge_model import JudgeModel
 from whet.engines.base import Engine
 from whet.metrics.clock import Timing
 from whet.processes.compute import run_computing
@@ -25,6 +26,7 @@ from whet.run.evaluation import EvaluationConfig, EvaluationSet, Options
 from whet.run.scores import Report, Stated
 from whet.tasks.base import TaskSet
 from whet.tasks.isolated import IsolatedEnvironments
+from whet.tasks.judges.config import check_has_no_own_judge
 from whet.tasks.listing import tasks_of
 
 if TYPE_CHECKING:
@@ -167,6 +169,8 @@ async def _evaluate_sets(
         async with Closing() as closing:
             hosted = IsolatedEnvironments(additional.data.open())
             closing.closes(f"the environments of {name or 'the tasks'}", hosted.close)
+            if renderer is not None:
+                hosted.use_policy(JudgeModel(generator, renderer, recipe.generator.max_context).answer)
             tasks = held_out(additional.data, additional.split, additional.limit, renderer)
             blend = additional.data if isinstance(additional.data, Blend) else None
             with naming(name and f"the evaluation set {name}"):
@@ -251,6 +255,7 @@ async def evaluate_model(
         environments = IsolatedEnvironments(taskset.open())
         closing.closes("the environments", environments.close)
         generator, renderer = await closing.enter_async_context(open_generator(settings, run, model))
+        environments.use_policy(JudgeModel(generator, renderer, settings.generator.max_context).answer)
         endpoint = Endpoint(renderer, recipe.endpoint)
         closing.closes("the endpoint", endpoint.close)
         PROGRESS.begin("evaluating")
@@ -275,6 +280,7 @@ async def evaluate_on(
     async with Closing() as closing:
         PROGRESS.begin("evaluating")
         if address is not None:
+            check_has_no_own_judge(sets)
             remote: Any = RemoteModel(*address)
             closing.closes("the client of the endpoint", remote.close)
             nothing: Any = None  # the endpoint renders

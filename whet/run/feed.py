@@ -15,6 +15,7 @@ from whet.core.batch import Batch
 from whet.core.content import words_of
 from whet.core.types import Distribution, Group, Message, Task
 from whet.data.source import Source
+from whet.endpoint.judge_model import JudgeModel
 from whet.endpoint.server import Endpoint
 from whet.engines.base import PausableEngine, pausable
 from whet.learner.base import Learner, Scorer
@@ -91,6 +92,7 @@ class SampledFeed(Feed):
         else:
             self.devices.shared = False  # it keeps its weights while the learner computes
         self.environments = IsolatedEnvironments(recipe.taskset.open())
+        self.environments.use_policy(JudgeModel(self.generator, renderer, recipe.generator.max_context).answer)
         self.endpoint = Endpoint(renderer, recipe.endpoint)
         player = GroupPlayer(
             recipe.rollouts,

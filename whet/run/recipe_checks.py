@@ -17,6 +17,7 @@ from whet.rollouts.blend import Blend, Part
 from whet.rollouts.filters import OverlongShaping
 from whet.rollouts.rewards import Score
 from whet.tasks.base import TASK_SETS, TaskSet
+from whet.tasks.judges.config import own_judges
 
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
@@ -70,6 +71,7 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
         yield from _problems_of_pausing(recipe)
         yield from _problems_of_replay(recipe)
         yield from _problems_of_scores(recipe)
+    yield from _problems_of_own_judges(recipe, samples)
     yield from recipe.weights.problems(recipe.generator if samples else None, recipe.model.lora, recipe.devices)
     if recipe.steps and (late := [step for step in recipe.profile.steps if step > recipe.steps]):
         yield f"profile.steps names step {late[0]}, but the run has {recipe.steps} steps"
@@ -156,6 +158,22 @@ def _problems_of_scores(recipe: "Recipe") -> Iterator[str]:
             if declared and name not in choices:
                 kind, names = kind_name(type(part.taskset)), ", ".join(choices)
                 yield f"{setting}: {kind} has no score {name!r}, only {names}.{did_you_mean(name, choices)}"
+
+
+def _problems_of_own_judges(recipe: "Recipe", samples: bool) -> Iterator[str]:
+    """Yield the problems of judges that are the policy."""
+    judges, what = own_judges(recipe.data), "judge.model = policy asks the policy in the run's generator"
+    if judges and not samples:
+        yield f"{what}, and {type(recipe.algorithm).__name__} has none: name another model as the judge"
+    if judges and recipe.validation.required:
+        yield f"{what}, but validation.required grades answers before the run: leave it out, or name another judge"
+    judges += own_judges(recipe.evaluation.sets)
+    if any(judge.verdict == "logprobs" for judge in judges) and not recipe.generator.reports_likeliest:
+        yield (
+            f"{what}, of which judge.verdict = logprobs needs the likeliest tokens; {type(recipe.generator).__name__} "
+            "does not report them (reports_likeliest = False): set generator=torch or judge.verdict=text, or name "
+            "another model as the judge"
+        )
 
 
 def _problems_of_replay(recipe: "Recipe") -> Iterator[str]:

@@ -37,6 +37,10 @@ TASK_SETS = EntryPoints("whet.task_sets")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+AskPolicy = Callable[[str], Coroutine[Any, Any, tuple[int, str]]]
+"""Answers the JSON of a request of OpenAI's chat API by the policy, with the HTTP status and the JSON of the answer.
+Raises the errors of its generator."""
+
 Grade = Mapping[str, float] | float
 """Scores including ``"reward"``, or the reward alone; a bool is the reward and whether the answer is right."""
 
@@ -183,6 +187,10 @@ class Environments(Generic[D]):
     def restarts(self) -> int:
         """Return the number of worker processes that were replaced so far. By default 0."""
         return 0
+
+    def use_policy(self, ask: AskPolicy) -> None:
+        """Take the means to ask the policy, apart from its episodes, before the first of them; nothing of it is
+        trained. Environments that have others inside pass it to them. By default it isn't used."""
 
     async def score_group(self, task: Task[D], group: Group) -> None:
         """Set the rewards of the group's episodes relative to each other, in training. By default nothing."""

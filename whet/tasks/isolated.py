@@ -17,7 +17,7 @@ from typing import cast
 from whet.base.errors import DataError
 from whet.core.types import Group, Message, Task
 from whet.processes.loop_thread import LoopThread
-from whet.tasks.base import Address, Environment, Environments, Observation, Program, Step, called, place_of
+from whet.tasks.base import Address, AskPolicy, Environment, Environments, Observation, Program, Step, called, place_of
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,15 @@ class IsolatedEnvironments(Environments):
     def program_for(self, task: Task) -> "IsolatedProgram | None":
         program = self._environments.program_for(task)
         return None if program is None else IsolatedProgram(program, self._thread)
+
+    def use_policy(self, ask: AskPolicy) -> None:
+        """Let the environments ask the policy, which answers in the running event loop."""
+        loop = asyncio.get_running_loop()
+
+        async def across(request: str) -> tuple[int, str]:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(request), loop))
+
+        self._environments.use_policy(across)
 
     async def score_group(self, task: Task, group: Group) -> None:
         result: object = await self._thread.run(self._scored, task, group)

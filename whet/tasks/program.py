@@ -26,7 +26,7 @@ from whet.processes.machine import cores
 from whet.processes.threads import JobThread, run_in_thread
 from whet.shells.links import link_to
 from whet.shells.runtime import RuntimeFailure, RuntimeKind
-from whet.tasks.base import Address, Environment, Environments, Program, Step, called, checked_score
+from whet.tasks.base import Address, AskPolicy, Environment, Environments, Program, Step, called, checked_score
 from whet.tasks.cases import Case
 from whet.tasks.command import Command
 from whet.tasks.episodes import checked_scores, play
@@ -139,6 +139,9 @@ class AgentEnvironments(Environments):
 
     def make(self, task: Task) -> Environment:
         return self.inner.make(task)
+
+    def use_policy(self, ask: AskPolicy) -> None:
+        self.inner.use_policy(ask)
 
     @property
     def restarts(self) -> int:

@@ -18,7 +18,7 @@ from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet
 from whet.tasks.cases import Answer, Case, Kind, question_of
-from whet.tasks.judges.config import Judge
+from whet.tasks.judges.config import Judge, OtherModel
 from whet.tasks.judges.judge import JudgeClient
 from whet.tasks.scores import CORRECT, NamedScore
 from whet.tasks.splits import checked_split
@@ -51,7 +51,7 @@ class Nim(TaskSet[Heap]):
     """Most stones that a move takes."""
     opponent: Opponent = "self"
     """The opponent in training. ``self``: the policy plays both seats; ``model``: another model, not trained."""
-    server: Judge | None = None
+    server: OtherModel | None = None
     """The other model, with the settings of a judge: one that the run hosts, or the URL of its server."""
     games: int = Field(default=16, ge=1)
     """Games against each fixed opponent from each position."""

@@ -18,6 +18,7 @@ from whet.tasks.base import TaskSet
 from whet.tasks.cases import Answer, Case
 from whet.tasks.episodes import play
 from whet.tasks.isolated import IsolatedEnvironments
+from whet.tasks.judges.config import check_has_no_own_judge
 
 GOLD, OTHERS = "gold", "another's gold"  # kinds of answers: gold answers of the task, and of another task
 _DEADLINE = 120.0  # seconds for one answer
@@ -53,7 +54,8 @@ class Graded:
 
 async def validate(taskset: TaskSet, samples: int, further: Sequence[Case] = ()) -> list[Graded]:
     """Grade all cases, the ``further`` ones too, and ``samples`` gold answers. Raises ``ConfigError`` if there is
-    nothing to grade."""
+    nothing to grade, or the policy would grade."""
+    check_has_no_own_judge(taskset)
     cases, golds = [*taskset.cases(), *further], _golds(taskset, samples)
     if not cases and not golds:
         name = type(taskset).__name__

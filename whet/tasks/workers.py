@@ -31,6 +31,7 @@ from whet.processes.virtual_environment import read_requirements
 from whet.tasks.base import Environment, Environments, Observation, Step
 from whet.tasks.cases import Case
 from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.judges.config import own_judges
 from whet.tasks.program import AgentTasks
 from whet.tasks.worker_process import Link, WorkerProcess
 from whet.tasks.wrapped import WrappedTaskSet
@@ -71,6 +72,11 @@ class WorkerTasks(WrappedTaskSet):
             raise ValueError("taskset is itself of the type workers; name the workers once")
         if isinstance(self.taskset, AgentTasks):
             raise ValueError("an agent runs in the run itself; put the workers inside: {type: agent, taskset: ...}")
+        if own_judges(self.taskset):
+            raise ValueError(
+                "the policy judges in the run, which a worker process can't ask; put the workers inside, as in {type: "
+                "judge, judge: policy, taskset: {type: workers, ...}}, or name another model as the judge"
+            )
         if hasattr(kind, "sampler_for"):
             raise ValueError("a blend can't be played by workers as a whole; put the workers around its task sets")
         return self

@@ -146,12 +146,6 @@ def test_a_model_that_can_not_be_loaded_stops_the_run_in_words(tmp_path: Path) -
         check_models(Judged(taskset=Reviews(), judge=Judge(model="no-such-judge")))
 
 
-def test_the_policy_is_refused_as_its_own_judge() -> None:
-    for judge in ("policy", {"model": "policy"}):
-        with pytest.raises(ValidationError, match="it would learn to approve of itself"):
-            Judged.model_validate({"taskset": Reviews(), "judge": judge})
-
-
 @pytest.mark.parametrize(
     ("settings", "why"),
     [

@@ -153,7 +153,7 @@ def test_a_model_that_the_run_hosts_plays_the_user(tiny_model: Path) -> None:
 
 def test_a_user_is_not_the_policy_and_its_model_writes() -> None:
     for server, why in (
-        ({"model": "policy"}, "the policy can't be"),
+        ({"model": "policy"}, "only a judge may be the policy"),
         ({"model": "m", "verdict": "logprobs"}, "writes"),
     ):
         with pytest.raises(ValidationError, match=why):

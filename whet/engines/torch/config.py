@@ -23,6 +23,7 @@ class TorchGeneratorConfig(GeneratorConfig):
 
     in_process: ClassVar[bool] = True
     records_experts: ClassVar[bool] = True
+    reports_likeliest: ClassVar[bool] = True
     pauses: ClassVar[bool] = True
 
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"

@@ -22,6 +22,7 @@ from whet.tasks.attack.policy import BATCH, Policy, train
 from whet.tasks.attack.report import Finding, Report
 from whet.tasks.attack.search import PARTS, Recipe, search, shrunk, written
 from whet.tasks.base import TaskSet
+from whet.tasks.judges.config import check_has_no_own_judge
 
 _SEARCHED = 6  # tasks of the random search
 _NAMES = {SEARCH: "random search", POLICY: "its likeliest answer"}
@@ -51,7 +52,9 @@ class Plan:
 
 
 async def attack(taskset: TaskSet, plan: Plan) -> Report:
-    """Try cheap answers to a sample of the tasks. Raises ``ConfigError`` for a task set that rewards no answers."""
+    """Try cheap answers to a sample of the tasks. Raises ``ConfigError`` for a task set that rewards no answers, and
+    for one that the policy judges."""
+    check_has_no_own_judge(taskset)
     if not taskset.grades:
         raise ConfigError(f"{type(taskset).__name__} rewards no answers, so nothing can be attacked")
     gradings = Gradings(taskset, plan.budget, plan.seconds, plan.deadline)

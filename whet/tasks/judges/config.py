@@ -1,13 +1,21 @@
 """The settings of a judge. Separate from its client, so that a recipe is read without an HTTP client."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from whet.base.errors import ConfigError
 from whet.config import Config
+from whet.config.base import within
 from whet.fetch.model import absolute_path, check_model
 
-_OF_SERVERS, _OF_HOSTED = ("api_key_env",), ("revision", "process")
+NO_POLICY = (
+    "judge.model = policy: a policy can be asked only in a run, and in an evaluation that loads its model; name "
+    "another model as the judge, as in data.judge.model=smollm2-135m-instruct, or take the task set without its judge"
+)
+_POLICY = "policy"
+_OF_SERVERS, _OF_HOSTED, _OF_OTHERS = ("api_key_env",), ("revision", "process"), ("deadline",)
 
 
 class JudgeProcess(Config):
@@ -26,13 +34,17 @@ class JudgeProcess(Config):
 
 
 class Judge(Config):
-    """A judge, which is a model that the run hosts itself or, with ``url``, any server of OpenAI's chat API."""
+    """A judge, which is a model that the run hosts itself, the policy or, with ``url``, any server of OpenAI's chat
+    API."""
+
+    bare: ClassVar = "model"
 
     url: str | None = Field(None, pattern=r"^https?://")
     """The URL of the API of a server, e.g. http://127.0.0.1:8000/v1. None: the run hosts ``model``."""
     model: str
     """With ``url`` the name of the model in requests. Otherwise the model that the run hosts: the built-in
-    ``smollm2-135m-instruct``, a folder, an artifact or an id on the Hugging Face Hub."""
+    ``smollm2-135m-instruct``, a folder, an artifact or an id on the Hugging Face Hub. ``policy``: the policy itself,
+    asked in the run's generator with the weights of the moment."""
     revision: str | None = None
     """Branch, tag or commit of a Hub id."""
     process: JudgeProcess = JudgeProcess()
@@ -46,7 +58,8 @@ class Judge(Config):
     max_tokens: int = Field(512, gt=0)
     """Most tokens of a verdict."""
     deadline: float = Field(120.0, gt=0)
-    """Seconds for one request."""
+    """Seconds for one request. The policy has no such limit, because its requests wait while weights are replaced;
+    ``generator.deadline`` holds for them."""
     retries: int = Field(3, ge=0)
     """Repeats of a request after a failure, or a verdict that can't be read."""
     concurrency: int = Field(16, gt=0)
@@ -55,25 +68,51 @@ class Judge(Config):
     @model_validator(mode="before")
     @classmethod
     def _hosted(cls, value: object) -> object:
-        if value == "policy" or (isinstance(value, dict) and not value.get("url") and value.get("model") == "policy"):
-            raise ValueError(
-                "the policy can't be its own judge: its rewards would change with every step, and it would learn to "
-                "approve of itself. A frozen copy judges alike in every step: set judge.model to the model.path"
-            )
+        if isinstance(value, str):
+            value = {"model": value}
         if isinstance(value, dict) and not value.get("url") and isinstance(value.get("model"), str):
-            return value | {"model": absolute_path(value["model"])}
+            return value | {"model": value["model"] if value["model"] == _POLICY else absolute_path(value["model"])}
         return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Judge":
-        ignored, where = (_OF_SERVERS, "with a url") if self.url is None else (_OF_HOSTED, "without a url")
+        ignored: Sequence[str] = _OF_SERVERS if self.url is None else _OF_HOSTED
+        where = "with a url" if self.url is None else "without a url"
+        if self.is_policy:
+            ignored, where = (*_OF_SERVERS, *_OF_HOSTED, *_OF_OTHERS), "where another model is the judge"
         values = dict(self)
         for name in ignored:
             if values[name] != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is read only {where}; leave it out")
         return self
 
+    @property
+    def is_policy(self) -> bool:
+        """Return whether the judge is the policy of the run."""
+        return self.url is None and self.model == _POLICY
+
     def check_model(self) -> None:
         """Raise ``WhetError`` if the run hosts a model that is missing here and can't be downloaded."""
-        if self.url is None:
+        if self.url is None and not self.is_policy:
             check_model(self.model)
+
+
+def own_judges(settings: object) -> list[Judge]:
+    """Return the judges in these settings, and in nested ones, that are the policy."""
+    return [part for part in within(settings) if isinstance(part, Judge) and part.is_policy]
+
+
+def check_has_no_own_judge(settings: object) -> None:
+    """Raise ``ConfigError`` for a judge that is the policy, where a task set is opened without one."""
+    if own_judges(settings):
+        raise ConfigError(NO_POLICY)
+
+
+def _not_the_policy(model: Judge) -> Judge:
+    if model.is_policy:
+        raise ValueError("only a judge may be the policy: name another model, or ./policy for a folder of this name")
+    return model
+
+
+OtherModel = Annotated[Judge, AfterValidator(_not_the_policy)]
+"""A model that is asked as judges are and is not the policy."""

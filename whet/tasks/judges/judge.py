@@ -1,5 +1,5 @@
-"""The client of a judge, which is a language model that is asked for verdicts over OpenAI's chat API, on a server or in
-a process of the run.
+"""The client of a judge, which is a language model that is asked for verdicts over OpenAI's chat API, on a server, in a
+process of the run or, for the policy, in the run's generator.
 
 A request is repeated if the server fails or the verdict can't be read. A failure that persists is an infrastructure
 failure and raises an error; it is never a reward.
@@ -19,8 +19,8 @@ from whet.base.strict_json import JsonObject
 from whet.core.content import in_text
 from whet.core.types import Message
 from whet.fetch.http import Answer, HttpClient, UnansweredError, retried
-from whet.tasks.base import Environments, TaskSet, called
-from whet.tasks.judges.config import Judge
+from whet.tasks.base import AskPolicy, Environments, TaskSet, called
+from whet.tasks.judges.config import NO_POLICY, Judge
 from whet.tasks.judges.hosted import HostedLine
 
 if TYPE_CHECKING:
@@ -48,11 +48,20 @@ class AnswerRefusedError(JudgeError):
 class JudgeClient:
     """A client of a judge. It must be created in the event loop that uses it."""
 
-    def __init__(self, judge: Judge, transport: "httpx.AsyncBaseTransport | None" = None, role: str = "judge") -> None:
-        """``transport`` replaces the network in tests; ``role`` names the model in errors, if it is not a judge. Raise
-        ``ConfigError`` if the key is not in the environment."""
+    def __init__(
+        self,
+        judge: Judge,
+        transport: "httpx.AsyncBaseTransport | None" = None,
+        role: str = "judge",
+        policy: AskPolicy | None = None,
+    ) -> None:
+        """``transport`` replaces the network in tests; ``role`` names the model in errors, if it is not a judge.
+        ``policy`` is asked if it is the judge. Raise ``ConfigError`` if the key is not in the environment, or the
+        judge is the policy and there isn't any."""
         self.judge, self.role = judge, role
         self.name = f"the {role} {judge.model}" if judge.url is None else f"the {role} at {judge.url}"
+        if judge.is_policy:
+            self.name = f"the policy as the {role}"
         headers = {}
         if judge.api_key_env is not None:
             if judge.api_key_env not in os.environ:
@@ -63,11 +72,13 @@ class JudgeClient:
         self._slots = asyncio.Semaphore(judge.concurrency)
         self._works = False  # whether the judge has answered a request
         self._warned = False  # about refused answers
-        self._line = (
-            HostedLine(judge, self.name)
-            if judge.url is None
-            else HttpClient(judge.deadline, _MAX_BYTES, headers, transport)
-        )
+        self._line: HostedLine | HttpClient | PolicyLine
+        if judge.is_policy:
+            self._line = PolicyLine(policy)
+        elif judge.url is None:
+            self._line = HostedLine(judge, self.name)
+        else:
+            self._line = HttpClient(judge.deadline, _MAX_BYTES, headers, transport)
 
     async def ask(self, messages: Sequence[Message], read: Callable[[str], T | None], name: str) -> T:
         """Return the verdict that ``read`` extracts from the reply. If it returns None, the judge is asked again.
@@ -95,7 +106,7 @@ class JudgeClient:
             first = choice["logprobs"]["content"][0]["top_logprobs"]
             return shares({scored["token"]: float(scored["logprob"]) for scored in first}, choices)
 
-        # A hosted judge tells the log-prob of each choice, however unlikely an answer has made them all.
+        # A judge in the run tells the log-prob of each choice, however unlikely an answer has made them all.
         which = {"among": list(choices)} if self.judge.url is None else {"top_logprobs": _LIKELIEST}
         return await self._asked(messages, verdict, name, {"max_tokens": 1, "logprobs": True, **which})
 
@@ -150,6 +161,24 @@ class JudgeClient:
         await self._line.close()
 
 
+class PolicyLine:
+    """The connection to a judge that is the policy, used like ``HttpClient``."""
+
+    def __init__(self, ask: AskPolicy | None) -> None:
+        """Raise ``ConfigError`` if there is no policy."""
+        if ask is None:
+            raise ConfigError(NO_POLICY)
+        self._ask = ask
+
+    async def post(self, url: str, body: object) -> Answer:
+        """Return the answer to a request of the chat API; the ``url`` is not read. Raises the errors of the
+        generator."""
+        return Answer(*await self._ask(json.dumps(body)))
+
+    async def close(self) -> None:
+        """Do nothing: the run closes its generator."""
+
+
 def shares(logprobs: Mapping[str, float], choices: Collection[str]) -> dict[str, float]:
     """Return the probability of each choice relative to all choices, from the log-probs of tokens. White space around a
     token doesn't count. Raises ``UnansweredError`` if no token is a choice."""
@@ -172,11 +201,16 @@ class JudgeEnvironments(Environments):
     def __init__(self, taskset: TaskSet, judge: Judge) -> None:
         self.inner, self.judge = taskset.open(), judge
         self._client: JudgeClient | None = None
+        self._policy: AskPolicy | None = None
 
     @property
     def client(self) -> JudgeClient:
-        self._client = self._client or JudgeClient(self.judge)
+        self._client = self._client or JudgeClient(self.judge, policy=self._policy)
         return self._client
+
+    def use_policy(self, ask: AskPolicy) -> None:
+        self._policy = ask
+        self.inner.use_policy(ask)
 
     @property
     def restarts(self) -> int:

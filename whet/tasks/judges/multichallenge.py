@@ -15,7 +15,7 @@ from whet.base.strict_json import JsonObject
 from whet.core.types import Message, Task
 from whet.data.messages import Messages
 from whet.data.row import Text, read_rows
-from whet.tasks.base import Environments
+from whet.tasks.base import AskPolicy, Environments
 from whet.tasks.cases import Case, Kind
 from whet.tasks.gym.rows import GymRow
 from whet.tasks.judges.config import Judge
@@ -128,11 +128,15 @@ class RubricEnvironments(Environments[Rubric]):
     def __init__(self, tasks: MultiChallenge) -> None:
         self.tasks = tasks
         self._client: JudgeClient | None = None
+        self._policy: AskPolicy | None = None
 
     @property
     def client(self) -> JudgeClient:
-        self._client = self._client or JudgeClient(self.tasks.judge)
+        self._client = self._client or JudgeClient(self.tasks.judge, policy=self._policy)
         return self._client
+
+    def use_policy(self, ask: AskPolicy) -> None:
+        self._policy = ask
 
     async def grade(self, task: Task[Rubric], answer: str) -> dict[str, float]:
         """Return the scores. An answer without a letter or digit earns nothing and is not judged, because it would pass

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.fetch.model import absolute_path
-from whet.tasks.base import Environment, Environments, Observation, Step, called, finite
+from whet.tasks.base import AskPolicy, Environment, Environments, Observation, Step, called, finite
 from whet.tasks.preference.reward_model_process import CutScore, RewardModelClient, RewardModelProcess
 from whet.tasks.wrapped import Rewarded
 
@@ -85,6 +85,9 @@ class RewardedEnvironments(Environments):
     def make(self, task: Task) -> Environment:
         environments = self.inner if self.tasks.taskset.grades else _Ungraded()
         return RewardedEpisode(self, environments.make(task))
+
+    def use_policy(self, ask: AskPolicy) -> None:
+        self.inner.use_policy(ask)
 
     @property
     def restarts(self) -> int:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.tasks.judges.config import Judge
+from whet.tasks.judges.config import OtherModel
 from whet.tasks.judges.judge import JudgeClient
 from whet.tasks.users.base import Speaker, Topic, User, Users, instructions
 
@@ -31,7 +31,7 @@ _GREETING: Message = {"role": "user", "content": "Hello, how can I help you?"}
 class ModelUser(User):
     """A user played by a model."""
 
-    server: Judge
+    server: OtherModel
     """The model, as for a judge: one that the run hosts, or the name of a model and the URL of its server."""
     max_chars: int = Field(default=1000, ge=1)
     """Most characters of a message of the user; the rest is cut off."""

@@ -1,0 +1,92 @@
+"""Whole runs whose judge is their policy: repeatable, asked with the weights of the moment, and not a part of what is
+trained."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_judged_runs import judged
+from tests.e2e.test_learning import lines
+from tests.e2e.test_resume import metrics
+from tests.toy import toy_recipe
+from whet.base.errors import WhetError
+from whet.metrics.rollout_file import read_rollouts
+from whet.run import run
+from whet.run.evaluate import evaluate
+from whet.run.recipe import Recipe
+
+OWN = {"model": "policy", "verdict": "logprobs"}
+NARROW = {"max_batch": 2}  # fewer than the episodes and the questions about them
+
+
+def self_judged(model: Path, **changes: Any) -> Recipe:
+    data = judged(model, judge=OWN)
+    return toy_recipe(model, **{"data": data, "steps": 2, "generator": NARROW, "evaluation": {"limit": 2}, **changes})
+
+
+def test_a_run_is_repeatable_and_resumes_to_the_same_bits(tiny_model: Path, tmp_path: Path) -> None:
+    whole = metrics(run.start(self_judged(tiny_model, steps=3), tmp_path / "whole"))
+    assert metrics(run.start(self_judged(tiny_model, steps=3), tmp_path / "again")) == whole
+    stopped = run.start(self_judged(tiny_model), tmp_path / "stopped")
+    run.resume(stopped, ["steps=3"])
+    assert lines(stopped, "train")[-1]["reward/mean"] == lines(tmp_path / "whole", "train")[-1]["reward/mean"]
+    evaluated = lines(tmp_path / "whole", "evaluation")
+    assert 0 < evaluated[0]["evaluation/reward"] < 1
+    assert evaluated[0]["evaluation/reward"] != evaluated[-1]["evaluation/reward"]
+
+
+def test_the_weights_of_the_moment_judge_and_only_answers_are_trained(tiny_model: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"evaluation": {"enabled": False}, "rollouts": {"prompts_per_step": 3, "record_every": 1}}
+    own = run.start(self_judged(tiny_model, **changes), tmp_path / "own")
+    frozen = run.start(self_judged(tiny_model, data=judged(tiny_model), **changes), tmp_path / "frozen")
+    [mine, my_next], [their, their_next] = lines(own, "train")[1:], lines(frozen, "train")[1:]
+    assert mine["reward/mean"] == pytest.approx(their["reward/mean"], rel=1e-4), "before the first step"
+    assert my_next["reward/mean"] != pytest.approx(their_next["reward/mean"], rel=1e-4), "the frozen one is older"
+    for name in ("tokens/trained", "answer/tokens", "episode/turns", "episode/branches", "batch/tokens"):
+        assert mine[name] == their[name]
+    assert [record.answer for record in read_rollouts(own, 1)] == [record.answer for record in read_rollouts(frozen, 1)]
+
+
+@pytest.mark.parametrize(
+    "rollouts",
+    [
+        pytest.param({"max_staleness": 1}, id="one step off"),
+        pytest.param({"max_staleness": 1, "partial": True, "order": "ready"}, id="partial"),
+    ],
+)
+def test_questions_wait_for_new_weights_in_an_asynchronous_run(
+    tiny_model: Path, tmp_path: Path, rollouts: dict[str, Any]
+) -> None:
+    algorithm = {"type": "grpo", "group_size": 4, "loss": {"type": "policy", "correction": "tis"}}
+    made = self_judged(tiny_model, steps=4, algorithm=algorithm, rollouts={"prompts_per_step": 2, **rollouts})
+    trained = lines(run.start(made, tmp_path / "run"), "train")[1:]
+    assert len(trained) == 4
+    assert all(0 < line["reward/mean"] < 1 for line in trained)
+    assert not any("episodes/failed" in line for line in trained)
+
+
+def test_the_policy_compares_the_answers_of_a_group(tiny_model: Path, tmp_path: Path) -> None:
+    data = {"type": "genrm", "judge": OWN, "taskset": {"type": "tests.toy:Lowercase"}}
+    first, second = (run.start(self_judged(tiny_model, data=data), tmp_path / name) for name in ("first", "second"))
+    assert metrics(first) == metrics(second)
+    assert all(1 <= line["scores/genrm"] <= 5 for line in lines(first, "train")[1:])
+
+
+def test_a_part_of_a_blend_and_an_evaluation_set_are_judged(tiny_model: Path, tmp_path: Path) -> None:
+    parts = {"own": {"taskset": judged(tiny_model, judge=OWN)}, "rule": {"taskset": "tests.toy:Lowercase"}}
+    evaluation = {"limit": 2, "sets": {"more": {"data": judged(tiny_model, judge=OWN), "limit": 2}}}
+    made = self_judged(tiny_model, data={"type": "blend", "of": parts}, evaluation=evaluation)
+    folder = run.start(made, tmp_path / "run")
+    assert all("env/own/scores/grade" in line or "env/own/reward" in line for line in lines(folder, "train")[1:])
+    assert 0 < lines(folder, "evaluation")[-1]["evaluation/more/reward"] < 1
+    report = evaluate(made, limit=2)
+    assert (report.n, report.sets["own"].n, report.sets["more"].n) == (4, 2, 2)
+
+
+def test_a_policy_that_writes_no_verdict_trains_on_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    data = judged(tiny_model, judge={"model": "policy", "max_tokens": 4, "retries": 1}, choices={"Yes": 1.0, "No": 0.0})
+    made = self_judged(tiny_model, data=data, rollouts={"retries": 0}, evaluation={"enabled": False})
+    with pytest.raises(WhetError, match="the policy as the judge gave no verdict on"):
+        run.start(made, tmp_path / "run")
+    assert [line for line in metrics(tmp_path / "run") if "reward/mean" in line] == []
