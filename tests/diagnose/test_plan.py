@@ -41,6 +41,20 @@ def test_the_parts_of_a_step_are_in_its_plan(folder):
     assert not plan.warnings
 
 
+@pytest.mark.parametrize(("pack_tokens", "kept"), [(None, 8 * 4 * 8), (64, 64)])
+def test_a_micro_batch_may_be_made_of_answers_alone(folder, pack_tokens, kept):
+    """Of 8 prompts with 4 answers of up to 8 tokens each."""
+    sizes = {
+        "rollouts": {"prompts_per_step": 8},
+        "algorithm": {"type": "grpo", "group_size": 4},
+        "sampling": {"max_new_tokens": 8, "max_prompt_tokens": 56},
+        "learner": {"pack_tokens": pack_tokens, "precision": "float32"},
+    }
+    plan = make_plan(toy_recipe(folder, **sizes), runtime=0)
+    products = plan.processes["this process"].phases["learn"]["the head's products"]
+    assert products == kept * plan.models["policy"].vocabulary * 4
+
+
 def test_a_critic_is_a_second_model(folder):
     plan = make_plan(toy_recipe(folder, algorithm={"type": "ppo", "minibatches": 1}), runtime=0)
     here = plan.processes["this process"]

@@ -219,10 +219,11 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
 
 
 def _trained(recipe: "Recipe", lengths: list[int]) -> int:
-    """Return the number of tokens of such a micro-batch that can be trained: in rows all, else the answers' tokens."""
+    """Return the most tokens of such a micro-batch that can be trained: it may be made of answers alone."""
     if not isinstance(recipe.algorithm, OnlineAlgorithm):
         return sum(lengths)
-    return sum(lengths) - len(lengths) * recipe.sampling.max_prompt_tokens
+    answers = recipe.rollouts.prompts_per_step * recipe.algorithm.group_size
+    return min(sum(lengths), answers * (recipe.sampling.longest - recipe.sampling.max_prompt_tokens))
 
 
 def _layout(parallel: "ParallelConfig") -> list[str]:
