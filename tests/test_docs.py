@@ -95,11 +95,16 @@ def test_the_floors_are_those_that_are_enforced() -> None:
 # Commands and settings
 
 
+def split(line: str) -> list[str]:
+    """The words of a command without its comment, which begins at the beginning of a word, as in a shell."""
+    return shlex.split(re.sub(r"(^|\s)#.*", "", line))
+
+
 def commands(page: Path) -> Iterator[list[str]]:
     """The words after ``whet`` of every command on the page."""
     lines = [line for block in blocks(page, "bash", "console") for line in block.splitlines()]
     for line in [*lines, *inline(page)]:
-        words = shlex.split(line.removeprefix("$ "), comments=True) if line.startswith(("whet ", "$ whet ")) else []
+        words = split(line.removeprefix("$ ")) if line.startswith(("whet ", "$ whet ")) else []
         if words and all(word.isascii() for word in words):
             yield words[1:]
 
