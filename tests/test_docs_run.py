@@ -4,7 +4,6 @@ import json
 import random
 import re
 import runpy
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 from transformers import DeepseekV3Config
 
-from tests.test_docs import ROOT, blocks
+from tests.chat_server import chat_server
+from tests.test_docs import ROOT, blocks, split
 from whet.cli.main import main
 from whet.fetch.download import cache_folder
 from whet.fetch.smollm2 import NAME
@@ -31,7 +31,7 @@ SHORT_SAMPLES = [
 NOT_RUN = {  # the first words of a command: why it is not run here
     "make quickstart": "installs packages",
     "pip install": "installs packages",
-    "source": "is for the shell that follows",
+    "source .venv/bin/activate": "is for the shell that follows",
     "whet pipeline rlhf -c tiny --folder": "minutes of computing; tests/pipeline/test_shipped.py runs it",
     "hf download": "a download from the Hub",
     "whet export runs/NAME --out my-model --push": "uploads to the Hub; tests/fetch/test_push.py",
@@ -39,6 +39,26 @@ NOT_RUN = {  # the first words of a command: why it is not run here
     "whet watch": "a server that never ends; tests/watch",
     "whet export runs/warm --out release --push": "uploads to the Hub; tests/fetch/test_push.py",
 }
+INSTEAD = (  # page, what it prints, what is run here, why
+    (
+        "getting-started",
+        "whet train quickstart",
+        "whet train quickstart --folder RUN model.lora.rank=2",
+        "RUN is this run, and has LoRA because the page exports an adapter, too",
+    ),
+    (
+        "checkpoints",
+        "resume s3://bucket/runs/first",
+        "resume s3://bucket/runs/first --folder runs/second",
+        "is for another machine",
+    ),
+    ("checkpoints", "s3://", "file://{folder}/", "there is no object store"),
+    ("evaluation", "http://127.0.0.1:8000/v1", "{server}", "a server of the test has any free port"),
+)
+RUN_HERE = (
+    "own-data", "cookbook", "trackers", "planning", "lineage",
+    "prep", "checkpoints", "getting-started", "evaluation", "pipelines",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -56,7 +76,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(command: str) -> None:
     """Run a line of a page, unless it is listed above. Commands that train are made short."""
-    words = shlex.split(command, comments=True)
+    words = split(command)
     if not words or command.startswith(tuple(NOT_RUN)):
         return
     assert words[0] in ("whet", "python"), f"{command}: neither run nor listed in NOT_RUN"
@@ -68,7 +88,7 @@ def run(command: str) -> None:
     if words[1] == "train":
         words += SHORT_ROWS if words[2] in ("sft", "dpo") else SHORT_SAMPLES
     if words[1] == "resume":
-        words += ["epochs=null", "steps=3"]
+        words += ["epochs=null", "steps=4" if "steps=80" in words else "steps=3"]
     if words[1] == "eval":
         words += ["sampling.max_new_tokens=4"]
     with pytest.raises(SystemExit) as ending:
@@ -133,13 +153,21 @@ def sums(count: int) -> list[dict[str, Any]]:
     return [{"question": f"What is {n} + 1?", "answer": f"It is one more.\n#### {n + 1}"} for n in range(count)]
 
 
-def run_page(name: str, instead: dict[str, str] | None = None) -> None:
-    """Run each command of a page. ``instead`` has what a reader replaces on the page, and what stands there here."""
+def run_page(name: str, **values: object) -> None:
+    """Run each command of a page, with what stands in ``INSTEAD`` replaced; ``values`` are for its braces."""
     for block in blocks(ROOT / f"docs/{name}.md", "bash"):
         for command in block.splitlines():
-            for printed, here in (instead or {}).items():
-                command = command.replace(printed, here)
+            for page, printed, here, _ in INSTEAD:
+                command = command.replace(printed, here.format(**values)) if page == name else command
             run(command)
+
+
+def test_the_tables_name_what_is_on_a_page() -> None:
+    lines = [
+        line for page in RUN_HERE for block in blocks(ROOT / f"docs/{page}.md", "bash") for line in block.splitlines()
+    ]
+    assert not [beginning for beginning in NOT_RUN if not any(line.startswith(beginning) for line in lines)]
+    assert not [printed for _, printed, _, _ in INSTEAD if not any(printed in line for line in lines)]
 
 
 def test_the_page_on_trackers_runs(folder: Path) -> None:
@@ -159,3 +187,59 @@ def test_the_page_on_lineage_runs(folder: Path) -> None:
     run("whet train dpo data.path='prepared/train-*.jsonl' --folder runs/dpo")
     run("whet export runs/dpo --out my-model")
     run_page("lineage")
+
+
+def test_the_page_on_preparation_runs(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="writes the files that a user has")
+    blend, prompts, _ = blocks(ROOT / "docs/prep.md", "yaml")
+    Path("blend.yaml").write_text(blend)
+    Path("mine.yaml").write_text(prompts)
+    Path("my_rewards.py").write_text("def right(text, answer):\n    return float(answer in text)\n")
+    write_rows("train.jsonl", sums(200))
+    write_rows("gsm8k-test.jsonl", [{"question": "How many are there?", "answer": "There are none.\n#### 0"}])
+    talk = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "How are you?"}]
+    chats = [{"prompt_id": f"{n}", "prompt": "Hello.", "messages": talk, "score": n % 6} for n in range(60)]
+    Path("ultrachat").mkdir()
+    pandas.DataFrame(chats).to_parquet("ultrachat/train.parquet")
+    mine = [{"question": f"{n} + 1", "solution": f"{n + 1}", "level": n % 3} for n in range(200)]
+    pandas.DataFrame(mine).to_parquet("mine.parquet")
+    run_page("prep")
+
+
+def test_the_page_on_checkpoints_runs(folder: Path) -> None:
+    write_rows("your-rows.jsonl", [{"prompt": f"{n} + 1", "completion": f"{n + 1}"} for n in range(20)])
+    run("whet train quickstart --folder runs/NAME model.lora.rank=2")  # LoRA: the page exports an adapter, too
+    calls, _ = blocks(ROOT / "docs/checkpoints.md", "python")
+    exec(compile(calls, "checkpoints", "exec"), {})
+    assert Path("my-adapter/adapter_config.json").is_file()
+    for name in ("my-model", "my-gguf", "my-megatron"):
+        shutil.rmtree(name)  # the commands do the same as the calls
+    run_page("checkpoints", folder=folder)
+    assert list(Path("my-gguf").glob("*.gguf"))
+
+
+def test_getting_started_runs(folder: Path) -> None:
+    save_tiny_model(Path("HuggingFaceTB/SmolLM2-360M-Instruct"))  # in place of the Hub's, as a folder with this name
+    (recipe,) = blocks(ROOT / "docs/getting-started.md", "yaml")
+    Path("gsm8k.yaml").write_text(recipe.replace("# path: gsm8k.jsonl", "path: gsm8k.jsonl"))  # without a network
+    write_rows("gsm8k.jsonl", sums(1001))  # of which 500 are held out
+    run_page("getting-started")
+    assert Path("my-adapter/adapter_config.json").is_file()
+
+
+def test_the_page_on_evaluation_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHET_BENCHMARKS", str(folder))
+    write_rows("gsm8k.jsonl", sums(4))
+    write_rows("mmlu-stem.jsonl", [{"question": "Which?", "options": ["this", "that"], "answer": "A"}])
+    write_rows("ifeval.jsonl", [
+        {"key": 1, "prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
+    ])  # fmt: skip
+    save_tiny_model(Path("Qwen/Qwen3-0.6B"))  # in place of the Hub's, as a folder with this name
+    run("whet train quickstart --folder runs/first")
+    with chat_server(lambda body: "#### 1") as server:
+        run_page("evaluation", server=server.url)
+        assert len(server.seen) == 5
+
+
+def test_the_page_on_pipelines_runs(folder: Path) -> None:
+    run_page("pipelines")
