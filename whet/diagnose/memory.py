@@ -72,8 +72,8 @@ def learner_memory(
     micro-batch in the whole model; ``layer``: bytes in one layer; ``trained_tokens``: tokens of a micro-batch whose
     log-probs are computed; ``hidden_states``: numbers in the hidden states of all micro-batches of a step;
     ``reference``: bytes of a frozen reference model; ``asynchronous``: checkpoints are saved from a copy;
-    ``on_cpu``: activations are on the heap of the C library, and the head keeps its products; ``moment``: bytes per
-    number of AdamW's moments, if they differ from the weights'; ``moments``: their number, if not two for each
+    ``on_cpu``: activations are on the heap of the C library, and in float32 the head keeps products; ``moment``: bytes
+    per number of AdamW's moments, if they differ from the weights'; ``moments``: their number, if not two for each
     trained parameter."""
     master, computing, stage = _MASTER[config.computes_in], BYTES[config.computes_in], stage or Stage()
     numbers = 2 * shard.trained if moments is None else moments
@@ -82,6 +82,7 @@ def learner_memory(
         always["copy that is saved (CPU)"] = (shard.trained + numbers) * master
     learn: dict[str, int] = {}
     matrix = size.vocabulary * size.hidden // parallel.tensor
+    wide = config.computes_in != "bfloat16"
     logits = trained_tokens * size.vocabulary // parallel.tensor * computing
     if shard.trained:
         sharing = parallel.context * (parallel.tensor if parallel.sequence_parallel else 1)  # a micro-batch's tokens
@@ -91,7 +92,7 @@ def learner_memory(
             "a layer's backward pass": _BACKWARD * layer // sharing,
             "holes between the layers' inputs": _holes(size, config, stage, layer) // sharing if on_cpu else 0,
             "head": matrix * stage.last * master,  # its gradient, before it is added
-            "the head's products": min(KEPT_BYTES, logits // parallel.context) * stage.last * on_cpu,
+            "the head's products": min(KEPT_BYTES, logits // parallel.context) * stage.last if on_cpu and wide else 0,
             "weights as they are computed with": _casts(size, config, parallel, shard),
             "a matrix, back from 4 bits": shard.restored * master,
             "hidden states between stages": stage.borders * hidden_states // sharing * master,

@@ -1,9 +1,9 @@
 """The heads of a model: the vocabulary head with its log-softmax as one operation, and a scalar head.
 
 The vocabulary head takes hidden states of the predicting tokens, [T, H], and the output matrix, [V, H], and returns the
-log-probs of given tokens under a ``Distribution``. Logits exist for a few tokens and words at a time only (on a CPU, up
-to a limit), so memory does not grow with tokens x vocabulary. This module also finds the head of any causal language
-model and checks it.
+log-probs of given tokens under a ``Distribution``. Logits exist for a few tokens and words at a time only (on a CPU
+in float32, up to a limit), so memory does not grow with tokens x vocabulary. This module also finds the head of any
+causal language model and checks it.
 """
 
 from dataclasses import dataclass, replace

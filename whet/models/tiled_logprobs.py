@@ -1,9 +1,9 @@
 """Log-probs of chosen tokens by tiles of [tokens, words], with a custom backward pass; the implementation of ``head``.
 
 On a GPU, the backward pass recomputes each tile's products. That costs a third more products, and saves only a few
-numbers per token between the passes, independent of the size of the vocabulary. On a CPU, where products take most of a
-step and memory is plentiful, the products of the first tokens are kept, up to ``KEPT_BYTES``. If the vocabulary is
-sharded over ranks, each works on its words, and a few numbers per token are reduced.
+numbers per token between the passes, independent of the size of the vocabulary. On a CPU in float32, where products
+take most of a step, the products of the first tokens are kept, up to ``KEPT_BYTES``. If the vocabulary is sharded over
+ranks, each works on its words, and a few numbers per token are reduced.
 """
 
 from dataclasses import dataclass
@@ -89,8 +89,8 @@ def _locate(ids: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Both passes work on tiles of [chunk tokens, some words]. Saves the inputs, a few numbers per token and, where
-    ``keeps``, the products of the first tokens."""
+    """Both passes work on tiles of [chunk tokens, some words]. Saves the inputs, a few numbers per token and, if it
+    ``keeps`` and computes in float32 or wider, the products of the first tokens."""
 
     @staticmethod
     def forward(
@@ -113,7 +113,7 @@ class TokenLogprobs(torch.autograd.Function):
         wide = torch.float64 if ctx.compute == torch.float64 else torch.float32
         least = torch.finfo(wide).min
         kept: list[Tensor] = []
-        room = KEPT_BYTES if keeps else 0
+        room = KEPT_BYTES if keeps and ctx.compute == wide else 0
         logprobs = hidden.new_zeros(ids.shape, dtype=wide)
         normaliser, entropy, floor = (hidden.new_full((len(hidden),), least, dtype=wide) for _ in range(3))
         with torch.autocast(kind, enabled=False):
@@ -131,7 +131,7 @@ class TokenLogprobs(torch.autograd.Function):
                     tiled = products(rows, narrow[tile])
                     if room >= 0:
                         kept.append(tiled)
-                        tiled = tiled.to(wide, copy=True)
+                        tiled = tiled.clone()
                     logits, _ = how.finish(tiled, _of(bias, tile))
                     column, here = _locate(targets, tile)
                     logprobs[part] += torch.where(here, logits.gather(-1, column), 0.0)
@@ -170,7 +170,7 @@ class TokenLogprobs(torch.autograd.Function):
                 to_all = of_chosen.sum(-1, keepdim=True).neg_()
                 for tile in _spans(len(narrow), tiles_on(hidden.device).words):
                     tiled = next(ready, None)
-                    tiled = products(rows, narrow[tile]) if tiled is None else tiled.to(wide, copy=True)
+                    tiled = products(rows, narrow[tile]) if tiled is None else tiled.clone()
                     logits, capped = how.finish(tiled, _of(bias, tile))
                     column, here = _locate(ids[part] - how.vocabulary.start, tile)
                     scores = how.truncate_(logits, floor[part], column, here).sub_(normaliser[part, None])
