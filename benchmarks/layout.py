@@ -20,11 +20,12 @@ import torch
 from machine import seconds
 from torch import Tensor
 
+from whet.algorithms.grpo import GroupAdvantage
 from whet.cluster.message import packed
 from whet.core.batch import Batch
-from whet.core.packing import pack
+from whet.core.packing import Shard, pack
 from whet.core.types import Episode, Group, Span, Task, Trajectory
-from whet.learner.learner import trained_only
+from whet.learner.learner import computed
 from whet.models.attention.forest import layout_of
 from whet.models.attention.varlen import VarlenLayout
 from whet.models.config import AttentionKernel
@@ -53,6 +54,10 @@ def sampled_groups(prompts: int, answers: int, length: int) -> list[Group]:
     return groups
 
 
+def _packed(batch: Batch, ranks: int, max_tokens: int) -> list[Shard]:
+    return pack(batch, ranks, max_tokens, sequences=computed(batch))
+
+
 def columns(batch: Batch) -> list[Tensor]:
     return [value for field in fields(batch) if isinstance(value := getattr(batch, field.name), Tensor)]
 
@@ -70,7 +75,7 @@ def lay_out(groups: list[Group], max_tokens: int) -> tuple[Batch, dict[str, floa
     batch = timed("groups to a batch", lambda: Batch.from_groups(groups))
     batch.advantages = torch.zeros(len(batch), dtype=torch.float64)
     batch = timed("weights of tokens", lambda: batch.weigh("token"))
-    (micros,) = timed("micro-batches", lambda: pack(trained_only(batch)[0], 1, max_tokens))
+    (micros,) = timed("micro-batches", lambda: [list(shard) for shard in _packed(batch, 1, max_tokens)])
 
     def attention(kernel: AttentionKernel) -> None:
         for micro in micros:
@@ -84,24 +89,28 @@ def lay_out(groups: list[Group], max_tokens: int) -> tuple[Batch, dict[str, floa
 
 
 def show_memory(prompts: int, answers: int, length: int, max_tokens: int) -> None:
-    """Print what this process holds after each stage, up to the messages for two workers (Linux)."""
+    """Print what this process holds after each stage, and its peak so far, up to the messages of two workers, which
+    are made and sent one after the other (Linux)."""
 
     def show(stage: str) -> None:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        print(f"{stage:28s} {int(next(line for line in lines if line.startswith('VmRSS')).split()[1]) / 2**20:.2f} GiB")
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        now, peak = (int(status[name].split()[0]) / 2**20 for name in ("VmRSS", "VmHWM"))
+        print(f"{stage:28s} {now:.2f} GiB, peak {peak:.2f}", flush=True)
 
     show("before")
     groups = sampled_groups(prompts, answers, length)
     show("groups")
     batch = Batch.from_groups(groups)
     show("batch")
-    batch.advantages = torch.zeros(len(batch), dtype=torch.float64)
+    batch = GroupAdvantage()(batch)
+    show("advantages")
     batch = batch.weigh("token")
-    show("weights and advantages")
-    shards = pack(trained_only(batch)[0], 2, max_tokens)
-    show("micro-batches")
-    messages = [packed(("update", (shard,))) for shard in shards]
-    show(f"messages, {sum(len(part) for message in messages for part in message) / 2**30:.2f} GiB")
+    shards = _packed(batch, 2, max_tokens)
+    show("weights, packed")
+    for shard in shards:
+        message = packed(("update", (shard,)))
+        show(f"a message of {sum(map(len, message)) / 2**30:.2f} GiB")
+        del message
 
 
 def main() -> None:

@@ -151,9 +151,10 @@ def test_minibatches_are_made_of_whole_groups(made, count, seed):
     batch = Batch.from_groups(made)
     parts = batch.minibatches(count, seed)
     assert len(parts) == min(count, len(made))
-    met = [int(index) for part, _ in parts for index in part.group.unique()]
+    met = [int(index) for part in parts for index in batch.group[part].unique()]
     assert sorted(met) == list(range(len(made)))
-    assert sum(part.sequences for part, _ in parts) == batch.sequences
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(batch.sequences))
+    assert all(torch.equal(part, part.sort().values) for part in parts)
 
 
 @settings(max_examples=40, deadline=None)
@@ -166,7 +167,7 @@ def test_user_defined_columns_are_selected_along_their_axis(made, data):
     part, tokens = batch.weigh("token").select(torch.tensor(chosen))
     assert part.column("of_token")[:, 0].tolist() == [2 * t for t in tokens.tolist()]
     assert part.column("of_sequence").tolist() == chosen
-    assert part.to("cpu").filled == part.filled == batch.filled | {"weight"}
+    assert part.to("cpu").filled == part.filled == batch.filled | {"share", "weight"}
     for micro in (m for rank in pack(batch, 2, 400) for m in rank):
         assert torch.equal(micro.batch.column("of_token"), batch.column("of_token")[micro.tokens])
         assert micro.batch.column("of_sequence").numel() == micro.batch.sequences
@@ -179,13 +180,15 @@ def test_common_and_user_defined_columns_are_filled_and_read_alike():
     again = batch.weigh("token")
     again.fill("mine", torch.zeros(2), axis="sequence")
     assert "mine" not in batch.filled
-    assert again.filled == {"advantages", "mine", "rollout_logprobs", "weight"}
+    assert again.filled == {"advantages", "mine", "rollout_logprobs", "share", "weight"}
     with pytest.raises(DataError, match=r"'mine' is not filled\. Filled columns: advantages"):
         batch.column("mine")
     with pytest.raises(DataError, match=r"'mine' has the shape \[5\], but there are 2 sequences"):
         batch.fill("mine", torch.zeros(5), axis="sequence")
     with pytest.raises(DataError, match=r"'returns' has the shape \[2\], but there are 5 tokens"):
         batch.fill("returns", torch.zeros(2))
+    with pytest.raises(DataError, match=r'computed from the column "share"'):
+        batch.fill("weight", torch.zeros(5))
 
 
 def test_per_sequence_sums_trained_tokens_and_per_token_spreads_back():

@@ -1,5 +1,7 @@
 """Packing into micro-batches keeps every token, repeats no trained token and respects the size limit."""
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,13 +32,15 @@ def test_every_trained_token_lies_in_exactly_one_micro_batch(made, ranks, extra,
 
 @settings(max_examples=40, deadline=None)
 @given(groups())
-def test_a_micro_batch_of_a_part_is_found_in_the_whole_batch(made):
+def test_some_sequences_of_a_batch_can_be_packed_alone(made):
     batch = Batch.from_groups(made)
-    part, tokens = batch.select(torch.arange(0, batch.sequences, 2))
-    for micro in (micro for shard in pack(part, 2, 500) for micro in shard):
-        within = micro.within(tokens[part.segment_start], part)
-        assert torch.equal(within.tokens, tokens[micro.tokens])
-        assert torch.equal(within.batch.tokens, batch.tokens[within.tokens])
+    chosen = torch.arange(0, batch.sequences, 2)
+    tokens = torch.cat(batch.select(chosen)[0].paths())
+    micros = [micro for shard in pack(batch, 2, 500, sequences=chosen) for micro in shard]
+    assert all(torch.equal(micro.batch.tokens, batch.tokens[micro.tokens]) for micro in micros)
+    trained = torch.cat([micro.tokens[micro.batch.trained] for micro in micros]) if micros else tokens
+    expected = (batch.trained & torch.isin(batch.sequence, chosen)).nonzero().squeeze(1)
+    assert torch.equal(trained.sort().values, expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -94,3 +98,18 @@ def test_sequences_are_packed_up_to_a_bound_below_the_largest_and_a_longer_one_i
     assert len(pack(batch, 1, 100)[0]) == 1
     with pytest.raises(DataError, match=r"'long'.*43 tokens.*learner\.max_tokens"):
         pack(batch, 1, 42, "token", pack_tokens=30)
+
+
+def test_a_shard_is_sent_as_a_list_and_does_not_see_columns_that_are_filled_after_it_was_packed():
+    batch = Batch.from_groups([group(f"g{i}", [1, 2], [[3] * (i + 1), [4]]) for i in range(4)]).weigh("token")
+    (shard,) = pack(batch, 1, 12)
+    batch.fill("advantages", torch.ones(len(batch)))
+    sent = pickle.loads(pickle.dumps(shard))
+    assert type(sent) is list
+    assert len(sent) == len(shard) > 1
+    for there, here, bare in zip(sent, shard, shard.bare(), strict=True):
+        assert torch.equal(there.tokens, here.tokens)
+        assert torch.equal(there.tokens, bare.tokens)
+        assert torch.equal(there.batch.weight, batch.weight[here.tokens])
+        assert there.batch.filled == {"rollout_logprobs", "share", "weight"}
+        assert bare.batch.filled == set()

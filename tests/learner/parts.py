@@ -15,7 +15,7 @@ from whet.core.batch import Batch, ModelOutput, Output
 from whet.core.packing import MicroBatch, pack
 from whet.core.types import Group
 from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
-from whet.learner.learner import trained_only
+from whet.learner.learner import computed
 from whet.learner.worker import LearnerWorker
 from whet.losses.base import Unit
 from whet.metrics import Metrics
@@ -155,8 +155,7 @@ def whole(batch: Batch) -> list[MicroBatch]:
 
 
 def cut(batch: Batch, max_tokens: int, unit: Unit = "token") -> list[MicroBatch]:
-    part, begins = trained_only(batch, unit == "group")
-    return [micro.within(begins, part) for micro in pack(part, 1, max_tokens, unit)[0]]
+    return list(pack(batch, 1, max_tokens, unit, sequences=computed(batch, unit == "group"))[0])
 
 
 def gradients(learner: LearnerWorker, micro_batches: Sequence[MicroBatch], loss: PolicyGradient) -> dict[str, Tensor]:

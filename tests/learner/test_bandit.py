@@ -47,7 +47,7 @@ def test_the_expected_policy_gradient_is_the_gradient_of_the_expected_reward(lla
     rows = [episode([Span(PROMPT, False), Span(list(outcome), True)]) for outcome in OUTCOMES]
     batch = Batch.from_groups([Group("bandit", Task("bandit", []), rows)])
     logprobs = learner.score(whole(batch), {"logprobs"})[0]["logprobs"]
-    batch.weight = batch.per_token(batch.per_sequence(logprobs).exp())  # each outcome by its probability
+    batch.share = batch.per_sequence(logprobs).exp().double()  # each outcome by its probability
     batch.advantages = batch.per_token(REWARDS)
 
     found = gradients(learner, cut(batch, 600), PolicyLoss(surrogate=surrogate))

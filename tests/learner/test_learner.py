@@ -116,7 +116,7 @@ def test_what_a_loss_needs_is_checked_before_anything_runs(llama):
             await learner.update(batch, Needy())
         with pytest.raises(WhetError, match=r"\['advantage'\], which are not filled"):
             await learner.update(batch, Misspelt())
-        batch.weight = None
+        batch.share = None
         with pytest.raises(WhetError, match="no weights"):
             await learner.update(batch, PolicyGradient())
 

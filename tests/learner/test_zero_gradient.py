@@ -173,11 +173,11 @@ def test_everything_is_computed_where_the_tokens_of_experts_are_counted(llama, m
         model=ModelConfig(path=str(llama)), learner=LearnerConfig(balance=0.001), optimizer=ADAMW, steps=10
     )
     made = WorkerLearner(None, config, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(WorkerLearner, "_pack", lambda self, batch, zero, part, kept, unit: (zero, part))
+    monkeypatch.setattr(WorkerLearner, "_pack", lambda self, batch, zero, sequences, unit: (zero, sequences))
     monkeypatch.setattr(WorkerLearner, "_needed", lambda self, work, backward: 0.0)
-    zero, part = made._pack_update(batch, PolicyLoss())
+    zero, sequences = made._pack_update(batch, PolicyLoss())
     assert not zero.any()
-    assert part.sequences == 4
+    assert len(sequences) == 4
 
 
 def test_the_mismatch_is_measured_where_the_learner_computed(llama):

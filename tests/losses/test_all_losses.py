@@ -103,7 +103,7 @@ def test_a_batch_of_nothing_costs_nothing(case: Case) -> None:
 @every_loss
 def test_rows_without_a_trained_token_cost_nothing(case: Case) -> None:
     batch, output = case.make(0)
-    untrained = replace(batch, trained=torch.zeros_like(batch.trained), weight=torch.zeros(len(batch)).double())
+    untrained = replace(batch, trained=torch.zeros_like(batch.trained))
     loss, metrics = case.loss(output, untrained)
     assert (loss.item(), metrics.result()) == (0.0, {})
 
@@ -117,9 +117,11 @@ def test_a_loss_is_a_value_that_can_be_printed_pickled_and_compared(case: Case) 
 @every_loss
 def test_what_a_loss_needs_and_does_not_get_is_named(case: Case) -> None:
     batch, output = case.make(0)
-    for name in sorted(case.loss.reads - {"topk_ids"} | {"weight"}):  # those are what the model's topk is of
+    for name in sorted(case.loss.reads - {"topk_ids"}):  # those are what the model's topk is of
         with pytest.raises(DataError, match=f"'{name}'"):
             case.loss(output, without(batch, name))
+    with pytest.raises(DataError, match="'weight'"):
+        case.loss(output, without(batch, "share"))
     for name in sorted(case.loss.outputs - {"logprobs"}):
         with pytest.raises(DataError, match=f"'{name}'"):
             case.loss(replace(output, **{name: None}), batch)
@@ -128,7 +130,7 @@ def test_what_a_loss_needs_and_does_not_get_is_named(case: Case) -> None:
 @every_loss
 def test_what_a_loss_does_not_need_may_be_missing(case: Case) -> None:
     batch, output = case.make(0)
-    less = without(batch, *(batch.filled - case.loss.reads - {"weight", "old_logprobs"}))
+    less = without(batch, *(batch.filled - case.loss.reads - {"share", "weight", "old_logprobs"}))
     mute = replace(output, **dict.fromkeys({"entropy", "values", "topk"} - case.loss.outputs))
     assert case.loss(mute, less)[0].item() == pytest.approx(case.loss(output, batch)[0].item(), rel=1e-12)
 

@@ -43,14 +43,8 @@ def rows(seed: int = 0) -> tuple[Batch, ModelOutput]:
 @every_pair_loss
 def test_a_pair_weighs_one_over_the_number_of_pairs(loss: Any) -> None:
     batch, output = pairs()
-    assert batch.weight is not None
-    each = [
-        loss(
-            output,
-            replace(batch, weight=torch.where(batch.per_token((batch.group == g).double()) > 0, batch.weight, 0.0)),
-        )[0]
-        for g in range(4)
-    ]
+    assert batch.share is not None
+    each = [loss(output, replace(batch, share=batch.share * (batch.group == g)))[0] for g in range(4)]
     alone = []
     for g in range(4):
         piece, tokens = batch.select((batch.group == g).nonzero().squeeze(1))

@@ -1,6 +1,6 @@
 """A few training steps of a learner in any layout, with all its outputs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -151,7 +151,7 @@ def full_weights(worker: LearnerWorker) -> dict[str, Tensor]:
     return full(worker, ((name, p.detach()) for name, p in worker.module.by_name()))
 
 
-def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
+def micro_batches(case: Case, worker: LearnerWorker, step: int) -> Sequence[MicroBatch]:
     """Return the micro-batches of this rank's shard of a batch."""
     unit, info = LOSSES[case.loss].unit, worker.info
     return pack(batch_of(case, step), info.shards, case.max_tokens, unit)[info.shard]

@@ -13,9 +13,9 @@ from whet.learner.worker import LearnerWorker
 
 def poisoned(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
     """Return this shard's micro-batches; in the last shard, with non-finite weights."""
-    micro = micro_batches(case, worker, step)
+    micro = list(micro_batches(case, worker, step))
     if worker.info.shard == worker.info.shards - 1:
-        micro[0].batch.weight *= float("nan")
+        micro[0].batch.share *= float("nan")
     return micro
 
 

@@ -8,8 +8,9 @@ futures and is never blocked by them.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _CLOSING = 30.0  # seconds for a worker's close
 _GIVEN_UP = 3.0  # the same for a worker that is still busy with an abandoned call
+_TURN = 10.0  # seconds that a shard's message waits for the one before it
 _AFTERMATH = 2.0  # seconds after a rank's failure in which the death of another rank is taken as its cause
 
 
@@ -39,21 +41,50 @@ class RemoteTraceback(Exception):
 
 
 class Call:
-    """A method's name and its arguments, which are serialised once for all ranks. ``of_shard``: only the first rank of
-    a shard sends its result."""
+    """A method's name and its arguments, which are serialised once for all ranks that get them. ``of_shard``: only the
+    first rank of a shard sends its result. Calls with the same ``turn`` are serialised and sent one after the other, so
+    that this process never holds the messages of all shards; a rank that does not take its message in time does not
+    keep the others from theirs."""
 
-    def __init__(self, method: str, args: tuple[object, ...], of_shard: bool = False) -> None:
+    def __init__(
+        self,
+        method: str,
+        args: tuple[object, ...],
+        ranks: int,
+        of_shard: bool = False,
+        turn: threading.Semaphore | None = None,
+    ) -> None:
         self.method, self.args, self.of_shard = method, args, of_shard
-        self._lock = threading.Lock()
+        self._lock, self._turn, self._left = threading.Lock(), turn or threading.Semaphore(), ranks
         self._packed: Any = None
+        self._in_turn = False
 
-    def packed(self, pack: Callable[[str, tuple[object, ...], bool], T]) -> T:
-        """Return ``pack(method, args, of_shard)``, computed by the first caller; all callers have the same ``pack``."""
+    @contextmanager
+    def packed(self, pack: Callable[[str, tuple[object, ...], bool], T]) -> Iterator[T]:
+        """Yield ``pack(method, args, of_shard)``, computed by the first caller, until it is sent; the last rank drops
+        it. All ranks have the same ``pack``."""
         with self._lock:
             if self._packed is None:
-                self._packed = pack(self.method, self.args, self.of_shard)
+                self._in_turn = self._turn.acquire(timeout=_TURN)
+                try:
+                    self._packed = pack(self.method, self.args, self.of_shard)
+                except BaseException:
+                    self._end_turn()
+                    raise
             packed: T = self._packed
-            return packed
+        try:
+            yield packed
+        finally:
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._packed = None
+                    self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._in_turn:
+            self._in_turn = False
+            self._turn.release()
 
 
 class Link(Protocol):
@@ -93,7 +124,7 @@ class LinkedGroup:
 
     async def call(self, method: str, *args: object, deadline: float | None = None) -> list[object]:
         self._check_open(method)
-        return await self._run([Call(method, args)] * self.placement.ranks, deadline)
+        return await self._run(self._to_all(method, args), deadline)
 
     async def scatter(
         self, method: str, shards: Sequence[object], *args: object, deadline: float | None = None
@@ -103,8 +134,8 @@ class LinkedGroup:
             raise ValueError(
                 f"{self._name}.{method}: {len(shards)} shards for {self.placement.shards} data-parallel ranks"
             )
-        each = self.placement.ranks_per_shard
-        calls = [Call(method, (shard, *args), of_shard=True) for shard in shards]
+        each, turn = self.placement.ranks_per_shard, threading.Semaphore()
+        calls = [Call(method, (shard, *args), each, True, turn) for shard in shards]
         results = await self._run([call for call in calls for _ in range(each)], deadline)
         return results[::each]
 
@@ -114,11 +145,14 @@ class LinkedGroup:
         self._closed = True
         seconds = _GIVEN_UP if any(rank.doing for rank in self._ranks) else _CLOSING
         try:
-            await self._run([Call("close", ())] * self.placement.ranks, min(seconds, self.placement.deadline))
+            await self._run(self._to_all("close", ()), min(seconds, self.placement.deadline))
         except (DeadlineError, WorkerError) as error:  # must not hide the error that caused the closing
             log.warning("%s", error)
         finally:
             await asyncio.gather(*(asyncio.to_thread(rank.end) for rank in self._ranks))
+
+    def _to_all(self, method: str, args: tuple[object, ...]) -> list[Call]:
+        return [Call(method, args, self.placement.ranks)] * self.placement.ranks
 
     def _check_open(self, method: str) -> None:
         if self._closed:

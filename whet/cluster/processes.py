@@ -12,7 +12,7 @@ from whet.cluster.host import Host, Reply
 from whet.cluster.message import packed
 from whet.cluster.rendezvous import LOOPBACK, PrivateFile, Reservation, rank_infos
 from whet.config import Config
-from whet.processes.child import Child, ChildDied, Message
+from whet.processes.child import Child, ChildDied, Message, Sending
 from whet.processes.machine import cores, slice_for_rank, threads_per_rank
 
 _FEWEST, _PER_CORE = 64, 8  # limit of processes: this number per core, but at least the first on any machine
@@ -64,13 +64,13 @@ class _Process:
         self._exchange(self._start)
 
     def call(self, call: Call) -> object:
-        return self._exchange(call.packed(lambda *request: packed(request)))
+        return self._exchange(lambda: call.packed(lambda *request: packed(request)))
 
     def end(self) -> None:
         self._child.kill()  # its close has already run
         self._meeting[1].remove()
 
-    def _exchange(self, request: Message) -> object:
+    def _exchange(self, request: Message | Sending) -> object:
         try:
             reply: Reply = pickle.loads(self._child.exchange(request))
         except ChildDied as death:

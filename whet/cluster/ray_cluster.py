@@ -234,7 +234,10 @@ class _Actor:
         import ray
 
         actor, _, _ = self._group.actors[self._rank]
-        return self._result(actor.answer.remote(call.packed(lambda *request: ray.put(request))))
+        with call.packed(lambda *request: ray.put(request)) as request:
+            promise = actor.answer.remote(request)
+        del request  # Ray frees it once all ranks have it
+        return self._result(promise)
 
     def end(self) -> None:
         self._group.end()

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 from whet.base.seeds import derive_seed
-from whet.core.forest import columns_of, concat_aranges, paths, predictors, with_ancestors
+from whet.core.forest import columns_of, concat_aranges, paths, predictors, repeated, with_ancestors
 from whet.core.types import Distribution, Group, Weighting
 
 Axis = Literal["token", "sequence"]
@@ -66,7 +66,7 @@ class Batch:
         batch.column("difficulty")
     """
 
-    tokens: Tensor = field(metadata=_TOKEN)  # [N] int64; below 0: a placeholder of an image, see whet.core.images
+    tokens: Tensor = field(metadata=_TOKEN)  # [N] int32; below 0: a placeholder of an image, see whet.core.images
     trained: Tensor = field(metadata=_TOKEN)  # [N] bool, the loss mask
     segment_start: Tensor = field(metadata=_SEGMENT)  # [segments] int64, ascending; the end is the next start
     segment_parent: Tensor = field(metadata=_SEGMENT)  # [segments] int64; -1: a root; parents come before children
@@ -81,7 +81,7 @@ class Batch:
     scores: dict[str, Tensor] = field(default_factory=dict)  # [S] float64 each; nan where missing, 0 if truncated
     images: tuple[str, ...] = ()  # data URLs
     image: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] int64; index into images, -1: not an image
-    weight: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; share of the optimizer step
+    share: Tensor | None = field(default=None, metadata=_SEQUENCE)  # [S] float64; of the step, for each trained token
     turn_rewards: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; at the last token of each reply
     replies_before: Tensor | None = field(default=None, metadata=_SEQUENCE)  # [S] int64; replies inherited as context
     experts: Tensor | None = field(default=None, metadata=_TOKEN)  # [N, layers, k] int16, the generator's; -1: unknown
@@ -132,9 +132,14 @@ class Batch:
         return predictors(self.segment_start, self.segment_length, self.segment_parent)
 
     @property
+    def weight(self) -> Tensor | None:
+        """Each token's share of the optimizer step, 0 where it is not trained; None before ``weigh``. [N] float64"""
+        return None if self.share is None else self.per_token(self.share)
+
+    @property
     def sequence(self) -> Tensor:
         """Each token's sequence, -1 where it is shared. [N] int64"""
-        return self.segment_sequence.repeat_interleave(self.segment_length, output_size=len(self))
+        return repeated(self.segment_sequence, self.segment_length)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all attributes that are set, by name."""
@@ -143,13 +148,16 @@ class Batch:
     @property
     def filled(self) -> frozenset[str]:
         """The names of the filled columns."""
-        return frozenset(_COMMON & self.tensors().keys() | self.columns.keys())
+        weight = set[str]() if self.share is None else {"weight"}
+        return frozenset(_COMMON & self.tensors().keys() | self.columns.keys() | weight)
 
     def fill(self, name: str, values: Tensor, axis: Axis = "token") -> None:
         """Write ``values``, [N, ...] or [S, ...], to the column ``name``. Raises ``DataError`` for a wrong size."""
         size = len(self) if axis == "token" else self.sequences
         if values.ndim == 0 or len(values) != size:
             raise DataError(f"column {name!r} has the shape {list(values.shape)}, but there are {size} {axis}s")
+        if name == "weight":
+            raise DataError('the weights of tokens are computed from the column "share", one number for each sequence')
         if name in _COMMON:
             setattr(self, name, values)
         else:
@@ -163,7 +171,7 @@ class Batch:
                 f"the column {name!r} is not filled. Filled columns: {filled}. A loss lists the columns it reads in "
                 "`reads`, and an algorithm the columns that its `prepare` fills in `fills`"
             )
-        return self.tensors()[name] if name in _COMMON else self.columns[name].values
+        return self.columns[name].values if name in self.columns else getattr(self, name)
 
     def score(self, name: str) -> Tensor:
         """Return a score per sequence, [S]. Raises ``DataError`` if no sequence has it, unless all are truncated."""
@@ -184,8 +192,7 @@ class Batch:
         if not self.sequences:
             return values.new_zeros(len(self))
         each = values[self.segment_sequence.clamp(min=0).to(values.device)]
-        spread = each.repeat_interleave(self.segment_length.to(values.device), output_size=len(self))
-        return spread.masked_fill_(~self.trained.to(values.device), 0)
+        return repeated(each, self.segment_length).masked_fill_(~self.trained.to(values.device), 0)
 
     @property
     def trained_tokens(self) -> Tensor:
@@ -223,8 +230,8 @@ class Batch:
         )
 
     def weigh(self, weighting: Weighting, divisor: int | None = None) -> Batch:
-        """Return the batch with ``weight`` filled: each trained token's share of the optimizer step, from counts over
-        the whole batch. Losses are normalised nowhere else.
+        """Return the batch with ``share`` filled: the weight of each trained token in the optimizer step, from counts
+        over the whole batch. Losses are normalised nowhere else.
 
         ``token``: 1 / trained tokens (DAPO, arXiv 2503.14476). ``sequence``: 1 / (episodes x the episode's trained
         tokens) (GRPO, arXiv 2402.03300). ``group``: 1 / (groups x the group's trained tokens). ``constant``:
@@ -245,7 +252,7 @@ class Batch:
             if not divisor:
                 raise ValueError("weighting 'constant' needs a divisor (the longest possible answer, in tokens)")
             share = torch.full_like(per_sequence, 1.0) / (counted * divisor)
-        return replace(self, weight=self.per_token(share))
+        return replace(self, share=share)
 
     def select(self, sequences: Tensor) -> tuple[Batch, Tensor]:
         """Return the batch of the given sequences (ascending indices, [s]) with their shared ancestor segments, and the
@@ -271,17 +278,20 @@ class Batch:
             part.images = tuple(self.images[index] for index in used[used >= 0].tolist())
         return part, tokens
 
-    def minibatches(self, count: int, seed: int = 0) -> list[tuple[Batch, Tensor]]:
+    def minibatches(self, count: int, seed: int = 0) -> list[Tensor]:
         """Split whole groups, shuffled by ``seed``, into at most ``count`` minibatches with nearly equal numbers of
-        groups, each with the indices of its tokens in this batch. A single minibatch keeps the order.
+        groups. Return the sequences of each, [s] int64, for ``select``.
         """
         groups = torch.unique(self.group)
         count = max(1, min(count, groups.numel()))
-        if count == 1:
-            return [(self, torch.arange(len(self)))]
         generator = torch.Generator().manual_seed(derive_seed("minibatches", seed))
         shuffled = groups[torch.randperm(groups.numel(), generator=generator)]
-        return [self.select(torch.isin(self.group, part).nonzero().squeeze(1)) for part in shuffled.tensor_split(count)]
+        return [torch.isin(self.group, part).nonzero().squeeze(1) for part in shuffled.tensor_split(count)]
+
+    def bare(self) -> Batch:
+        """Return the batch without the columns that ``fill`` writes."""
+        nothing: dict[str, Any] = dict.fromkeys(_COMMON)
+        return replace(self, **nothing, columns={})
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch with all columns on a device."""

@@ -55,6 +55,13 @@ def concat_aranges(start: Tensor, length: Tensor) -> Tensor:
     return torch.arange(count, device=start.device).add_(offset.repeat_interleave(length, output_size=count))
 
 
+def repeated(values: Tensor, length: Tensor) -> Tensor:
+    """Return ``values[i]`` ``length[i]`` times, for all i in order. [runs], [runs] -> [sum of lengths]"""
+    if values.requires_grad or values.device.type != "cpu" or values.dtype == torch.bfloat16:
+        return values.repeat_interleave(length.to(values.device), output_size=int(length.sum()))
+    return torch.from_numpy(np.repeat(values.numpy(), length.numpy()))  # torch's also makes an index of 8 bytes a token
+
+
 def predictors(start: Tensor, length: Tensor, parent: Tensor) -> Tensor:
     """Return the index of the token that predicts each token: the previous one, for the first token of a segment the
     last of its parent, and -1 for the first token of a root. [N]"""
@@ -168,7 +175,7 @@ class _Forest:
         length, parent = _whole(self.length), _whole(self.parent)
         start = length.cumsum(0) - length
         counts = _whole([len(piece.tokens) for piece in self.pieces])
-        trained = torch.tensor([piece.trained for piece in self.pieces], dtype=torch.bool).repeat_interleave(counts)
+        trained = repeated(torch.tensor([piece.trained for piece in self.pieces], dtype=torch.bool), counts)
         trained[start[parent < 0]] = False  # nothing predicts the first token of a root
         turn_rewards = None
         if self.turns:
@@ -179,7 +186,7 @@ class _Forest:
         episodes = [self.episodes[sequence.episode] for sequence in self.sequences]
         before = [_replies_before(sequence.trajectory) for sequence in self.sequences]
         names = dict.fromkeys(name for episode in episodes for name in episode.scores)
-        tokens = _joined([piece.tokens for piece in self.pieces], torch.long, counts)
+        tokens = _joined([piece.tokens for piece in self.pieces], torch.int32, counts)
         images: tuple[str, ...] = ()
         image = None
         if len(tokens) and int(tokens.min()) < 0:

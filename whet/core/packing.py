@@ -1,8 +1,10 @@
 """Packs a batch into micro-batches of bounded size, as [data-parallel rank][micro-batch]. Every rank gets the same
 number of micro-batches. Token weights are set before, so packing does not change the gradient."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -25,25 +27,58 @@ class MicroBatch:
         and as much of a message, as the tokens themselves."""
         return concat_aranges(self.begins, self.batch.segment_length)
 
-    def within(self, whole: Tensor, part: Batch) -> "MicroBatch":
-        """Return this part of ``part`` as a part of a whole batch, in which the segments of ``part`` begin at
-        ``whole``, [segments of part]."""
-        return MicroBatch(self.batch, whole[torch.searchsorted(part.segment_start, self.begins)])
+
+class Shard(Sequence[MicroBatch]):
+    """The micro-batches of one data-parallel rank. Each is cut out of the batch when it is read, so that the
+    controller of many ranks never holds the copies of all. A pickled shard is a list of micro-batches."""
+
+    def __init__(self, batch: Batch, sequences: Sequence[Sequence[int]], idle: Sequence[int] = ()) -> None:
+        """``sequences``: of each micro-batch. Where there are none, it has the sequences ``idle`` with an empty loss
+        mask: a rank without work still takes part in collectives."""
+        self._batch, self._sequences, self._idle = replace(batch), sequences, idle  # columns filled later are not sent
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @overload
+    def __getitem__(self, index: int) -> MicroBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[MicroBatch]: ...
+    def __getitem__(self, index: int | slice) -> MicroBatch | list[MicroBatch]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        sequences = self._sequences[index]
+        part, tokens = self._batch.select(torch.tensor(sorted(sequences or self._idle)))
+        return MicroBatch(part if sequences else idle(part), tokens[part.segment_start])
+
+    def __reduce__(self) -> tuple[type[list[MicroBatch]], tuple[tuple[MicroBatch, ...]]]:
+        return list, (tuple(self),)
+
+    def bare(self) -> "Shard":
+        """Return the same micro-batches with the tokens and their loss mask only."""
+        return Shard(self._batch.bare(), self._sequences, self._idle)
 
 
 def pack(
-    batch: Batch, ranks: int, max_tokens: int, unit: str = "token", pack_tokens: int | None = None
-) -> list[list[MicroBatch]]:
-    """Cut ``batch`` into micro-batches of at most ``max_tokens`` tokens, for each of ``ranks`` ranks.
+    batch: Batch,
+    ranks: int,
+    max_tokens: int,
+    unit: str = "token",
+    pack_tokens: int | None = None,
+    sequences: Tensor | None = None,
+) -> list[Shard]:
+    """Cut ``sequences`` of ``batch`` ([s] int64, ascending; by default all) into micro-batches of at most
+    ``max_tokens`` tokens, for each of ``ranks`` ranks.
 
     Groups stay together if they fit, so that their prompt is computed once; with ``unit="group"`` (losses that compare
     the members of a group) they are never split. Smaller pieces are packed up to ``pack_tokens``, by default
     ``max_tokens``. Deterministic. Raises ``DataError`` if a piece is too large.
     """
     room = min(pack_tokens or max_tokens, max_tokens)
-    pieces = _pieces(batch, room, max_tokens, whole_groups=unit == "group")
+    chosen = range(batch.sequences) if sequences is None else sequences.tolist()
+    pieces = _pieces(batch, chosen, room, max_tokens, whole_groups=unit == "group")
     if not pieces:
-        return [[] for _ in range(ranks)]
+        return [Shard(batch, []) for _ in range(ranks)]
     room = max(room, *(size for size, _ in pieces))
     count = -(-sum(size for size, _ in pieces) // room)
     while True:  # add micro-batches until the pieces fit
@@ -52,18 +87,20 @@ def pack(
         if bins is not None:
             break
         count += 1
-    micro = [_micro_batch(batch, sequences) for sequences in bins]
-    return [micro[rank::ranks] for rank in range(ranks)]
+    shortest = _shortest(batch, chosen)
+    return [Shard(batch, bins[rank::ranks], shortest) for rank in range(ranks)]
 
 
-def _pieces(batch: Batch, room: int, max_tokens: int, whole_groups: bool) -> list[tuple[int, list[int]]]:
+def _pieces(
+    batch: Batch, chosen: Iterable[int], room: int, max_tokens: int, whole_groups: bool
+) -> list[tuple[int, list[int]]]:
     """Return (tokens, sequences) of each piece that stays together: a group, or as many of its sequences as fit into
     ``room``, or a single sequence that is longer."""
     length, parent = batch.segment_length.tolist(), batch.segment_parent.tolist()
     leaf = dict(zip(batch.segment_sequence.tolist(), range(len(parent)), strict=True))
-    members: dict[int, list[int]] = {}
-    for sequence, group in enumerate(batch.group.tolist()):
-        members.setdefault(group, []).append(sequence)
+    groups, members = batch.group.tolist(), dict[int, list[int]]()
+    for sequence in chosen:
+        members.setdefault(groups[sequence], []).append(sequence)
     pieces: list[tuple[int, list[int]]] = []
     for group, sequences in members.items():
         segments, current = set[int](), list[int]()  # of the current piece; ``current`` lists its sequences
@@ -103,26 +140,17 @@ def _spread(pieces: list[tuple[int, list[int]]], count: int, max_tokens: int) ->
     return bins
 
 
-def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
-    if sequences:
-        part, tokens = batch.select(torch.tensor(sorted(sequences)))
-        return MicroBatch(part, tokens[part.segment_start])
-    # A rank without work still takes part in collectives: it gets one short sequence with an empty loss mask.
-    unshared = batch.segment_sequence >= 0
-    tokens_of = torch.bincount(
-        batch.segment_sequence[unshared], batch.segment_length[unshared], minlength=batch.sequences
-    )
-    shortest = int(torch.where(tokens_of > 0, tokens_of, len(batch) + 1).argmin())
-    part, tokens = batch.select(torch.tensor([shortest]))
-    return MicroBatch(idle(part), tokens[part.segment_start])
+def _shortest(batch: Batch, chosen: Iterable[int]) -> list[int]:
+    """Return the chosen sequence with the fewest tokens, of the ones that have tokens which are not shared."""
+    length = dict(zip(batch.segment_sequence.tolist(), batch.segment_length.tolist(), strict=True))
+    return [min((sequence for sequence in chosen if sequence in length), key=length.__getitem__)]
 
 
-def idle_micro_batches(batch: Batch, ranks: int) -> list[list[MicroBatch]]:
+def idle_micro_batches(batch: Batch, ranks: int) -> list[Shard]:
     """Return one micro-batch with an empty loss mask for each of ``ranks`` ranks."""
-    return [[_micro_batch(batch, [])] for _ in range(ranks)]
+    return [Shard(batch, [[]], _shortest(batch, range(batch.sequences))) for _ in range(ranks)]
 
 
 def idle(batch: Batch) -> Batch:
     """Return the same tokens with an empty loss mask."""
-    weight = None if batch.weight is None else torch.zeros_like(batch.weight)
-    return replace(batch, trained=torch.zeros_like(batch.trained), weight=weight)
+    return replace(batch, trained=torch.zeros_like(batch.trained))

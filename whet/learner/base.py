@@ -110,7 +110,7 @@ class Learner(Scorer, WeightSource, Tenant, Protocol):
         ...
 
     async def update(self, batch: Batch, loss: Loss) -> Update:
-        """Run forward and backward passes over micro-batches, then one optimizer step. ``batch.weight`` must be set."""
+        """Run forward and backward passes over micro-batches, then one optimizer step. The batch must be weighed."""
         ...
 
     async def save(self, folder: Path) -> None:

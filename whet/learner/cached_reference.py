@@ -156,7 +156,7 @@ def _sequences(batch: Batch) -> list[tuple[bytes, Tensor]]:
     for path in batch.paths():
         trained = batch.trained[path]
         if bool(trained.any()):
-            content = hashlib.blake2b(batch.tokens[path].numpy().tobytes(), digest_size=_HASH)
+            content = hashlib.blake2b(batch.tokens[path].long().numpy().tobytes(), digest_size=_HASH)
             content.update(trained.numpy().tobytes())
             hashed.append((content.digest(), path[trained]))
     return hashed

@@ -17,7 +17,7 @@ from whet.base.errors import DeadlineError, WhetError
 from whet.cluster.base import Cluster, Placement, WorkerGroup
 from whet.cluster.local import LocalCluster
 from whet.core.batch import Batch, ModelOutput
-from whet.core.packing import MicroBatch, idle_micro_batches, pack
+from whet.core.packing import Shard, idle_micro_batches, pack
 from whet.learner.base import LearnerFacts, RankUpdate, Top, Update
 from whet.learner.config import WorkerConfig
 from whet.learner.model import build_whole
@@ -133,7 +133,7 @@ class WorkerLearner:
 
     def _pack_trained(self, batch: Batch, passes: int) -> "_Work":
         """Pack the sequences with trained tokens for a number of forward passes; the others need not be computed."""
-        work = self._pack(batch, _none(batch), *trained_only(batch))
+        work = self._pack(batch, _none(batch), computed(batch))
         self.flops += passes * self._needed(work)
         return work
 
@@ -143,7 +143,7 @@ class WorkerLearner:
         zero, balanced = _none(batch), self._config.learner.balance is not None
         if isinstance(loss, WeightedLoss) and not balanced and batch.rollout_logprobs is not None:
             zero = loss.zero_gradient(batch) & (batch.trained_per_sequence > 0)
-        work = self._pack(batch, zero, *trained_only(batch, loss.unit == "group", zero), unit=loss.unit)
+        work = self._pack(batch, zero, computed(batch, loss.unit == "group", zero), loss.unit)
         self.flops += self._needed(work, backward=True)
         return work
 
@@ -151,7 +151,7 @@ class WorkerLearner:
         """Return the floating-point operations of a pass over the micro-batches of all ranks."""
         if self._parts is None:
             return 0.0
-        batches = [micro.batch for shard in work.shards for micro in shard]
+        batches = (micro.batch for shard in work.shards for micro in shard.bare())
         return sum(self._parts.needed(batch.position, int(batch.trained.sum()), backward) for batch in batches)
 
     @cached_property
@@ -165,19 +165,17 @@ class WorkerLearner:
             log.warning("the floating-point operations of this model can't be counted: %s", error)
             return None
 
-    def _pack(self, batch: Batch, zero: Tensor, part: Batch, begins: Tensor, unit: str = "token") -> "_Work":
-        ranks = self._group.placement.shards
-        if bool(part.trained.any()):
-            learner = self._config.learner
-            shards = pack(part, ranks, learner.max_tokens, unit, learner.pack_tokens)
-            return _Work(batch, [[micro.within(begins, part) for micro in shard] for shard in shards], zero)
+    def _pack(self, batch: Batch, zero: Tensor, sequences: Tensor, unit: str = "token") -> "_Work":
+        ranks, learner = self._group.placement.shards, self._config.learner
+        if sequences.numel():
+            return _Work(batch, pack(batch, ranks, learner.max_tokens, unit, learner.pack_tokens, sequences), zero)
         if not bool(batch.trained.any()):
             return _Work(batch, [], zero)
         # A gradient of 0 is a step too: moments and the schedule advance.
         return _Work(batch, idle_micro_batches(batch, ranks), zero)
 
     def _check(self, batch: Batch, loss: Loss) -> None:
-        if batch.weight is None:
+        if batch.share is None:
             raise WhetError("the batch has no weights; call Batch.weigh before an update")
         if empty := sorted(loss.reads - batch.filled):
             raise WhetError(f"the loss reads the columns {empty}, which are not filled")
@@ -188,32 +186,28 @@ class _Work:
     """A batch, packed for the workers."""
 
     batch: Batch
-    shards: list[list[MicroBatch]]  # by data-parallel rank; empty if nothing is trained
+    shards: list[Shard]  # by data-parallel rank; empty if nothing is trained
     zero: Tensor  # [S] bool: trained, but not computed, because the gradient is exactly 0
 
     def in_order(self, parts: list[Tensor]) -> Tensor:
         """Put the columns of the micro-batches, [n, ...] each, into the order of the batch, 0 elsewhere. [N, ...]"""
         size = len(self.batch)
         whole = parts[0].new_zeros(size, *parts[0].shape[1:]) if parts else torch.zeros(size)
-        for micro, part in zip((micro for shard in self.shards for micro in shard), parts, strict=True):
+        for micro, part in zip((micro for shard in self.shards for micro in shard.bare()), parts, strict=True):
             trained = micro.batch.trained
             whole[micro.tokens[trained]] = part[trained]
         return whole
 
 
-def trained_only(batch: Batch, whole_groups: bool = False, without: Tensor | None = None) -> tuple[Batch, Tensor]:
-    """Return the sequences with trained tokens, without the sequences of ``without`` ([S] bool), and the indices of
-    their segments' first tokens, [segments]. With ``whole_groups`` all members of a group are kept if one of them has
-    trained tokens."""
+def computed(batch: Batch, whole_groups: bool = False, without: Tensor | None = None) -> Tensor:
+    """Return the sequences with trained tokens, without the sequences of ``without`` ([S] bool). With ``whole_groups``
+    all members of a group are kept if one of them has trained tokens. [s] int64, ascending"""
     trains = batch.trained_per_sequence > 0
     if without is not None:
         trains &= ~without
     if whole_groups:
         trains = torch.isin(batch.group, batch.group[trains])
-    if bool(trains.all()):
-        return batch, batch.segment_start
-    part, tokens = batch.select(trains.nonzero().squeeze(1))
-    return part, tokens[part.segment_start]
+    return trains.nonzero().squeeze(1)
 
 
 def _of_forward(columns: set[str], top: Top | None) -> set[str]:

@@ -109,7 +109,7 @@ class LearnerModel(nn.Module):
         if top is not None:
             ids, topk = head.topk_logprobs(picked, top.k, batch.distribution, below=top.below)
             return ModelOutput(topk.new_zeros(len(batch)), topk=spread(topk), topk_ids=spread(ids))
-        targets = placed(batch.tokens[chosen], device)
+        targets = placed(batch.tokens[chosen].long(), device)
         logprobs, entropy = head.token_logprobs(picked, targets, batch.distribution, with_entropy="entropy" in outputs)
         output = ModelOutput(spread(logprobs), entropy=None if entropy is None else spread(entropy))
         if "topk" in outputs:

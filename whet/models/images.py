@@ -63,7 +63,7 @@ def embedded(model: nn.Module, batch: Batch, images: ImageProcessor, layout: Tok
         positions = grid_positions(batch.position, start, batch.segment_parent.tolist(), batch.image, rows, grids)
     ahead = None if images.looks_ahead is None else ahead_in_runs(batch.image >= 0, start)
     end = (0, layout.padded(len(batch)) - len(batch))
-    tokens, image, rows = F.pad(batch.tokens, end), F.pad(batch.image, end, value=-1), F.pad(rows, end)
+    tokens, image, rows = F.pad(batch.tokens.long(), end), F.pad(batch.image, end, value=-1), F.pad(rows, end)
     positions = positions if positions is None else F.pad(positions, end)
     return _embed(model, tokens, image, rows, batch.images, images, positions, ahead, layout)
 

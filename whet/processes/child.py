@@ -42,6 +42,9 @@ STARTER = ThreadPoolExecutor(1, thread_name_prefix="whet-starter")
 Message = bytes | Sequence[memoryview]
 """A message in one piece or several."""
 
+Sending = Callable[[], contextlib.AbstractContextManager[Message]]
+"""Makes a message, which is kept only while it is sent."""
+
 Answer = Callable[..., bytes]
 """The request handler of a child; its arguments are the request, a ``bytearray``, and file descriptors."""
 
@@ -93,13 +96,17 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def exchange(self, request: Message, seconds: float | None = None, files: Sequence[int] = ()) -> bytearray:
+    def exchange(
+        self, request: Message | Sending, seconds: float | None = None, files: Sequence[int] = ()
+    ) -> bytearray:
         """Send one request, with open ``files``, and return its reply. Raises ``ChildDied``, or ``DeadlineError`` after
         ``seconds``."""
         with self._exchanging:
             try:
                 end = None if seconds is None else time.monotonic() + seconds
-                _send(self._socket, request, end, files)
+                with request() if callable(request) else contextlib.nullcontext(request) as message:
+                    _send(self._socket, message, end, files)
+                del message
                 return _receive(self._socket, end)[0]
             except TimeoutError:
                 pass

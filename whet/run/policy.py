@@ -114,7 +114,7 @@ class Policy:
     async def update(self, batch: Batch, loss: Loss, role: str | None = None) -> Update:
         """Take one optimizer step on a weighed batch: forward and backward over micro-batches, then the step. Return
         its metrics and the log-probs before the step. Raises ``DataError`` for a batch without weights."""
-        if batch.weight is None:
+        if batch.share is None:
             raise DataError('the batch has no weights: pass batch.weigh("token"), which says what each token counts')
         async with self.devices.acquire("learning"):
             return await self._learner(role).update(batch, loss)

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
 from whet.checkpoint.background import BackgroundSave
@@ -137,17 +139,19 @@ class Run:
         return batch
 
     async def minibatches(self, batch: Batch, step: int) -> AsyncIterator[Batch]:
-        """Yield the minibatches of all epochs, with their weights set."""
-        for minibatch in PROGRESS.each(await compute(self._minibatches, batch, step), "minibatches"):
-            yield minibatch
+        """Yield the minibatches of all epochs, each cut out when it is due, with their weights set."""
+        for sequences in PROGRESS.each(await compute(self._parts, batch, step), "minibatches"):
+            yield await compute(self._minibatch, batch, sequences)
 
-    def _minibatches(self, batch: Batch, step: int) -> list[Batch]:
+    def _parts(self, batch: Batch, step: int) -> list[Tensor]:
+        """Return the sequences of each minibatch."""
         algorithm, seed = self.recipe.algorithm, self.recipe.seed
-        return [
-            minibatch.weigh(algorithm.weighting, self.feed.longest)
-            for epoch in range(algorithm.epochs)
-            for minibatch, _ in batch.minibatches(algorithm.minibatches, derive_seed(seed, "minibatches", step, epoch))
-        ]
+        seeds = [derive_seed(seed, "minibatches", step, epoch) for epoch in range(algorithm.epochs)]
+        return [part for each in seeds for part in batch.minibatches(algorithm.minibatches, each)]
+
+    def _minibatch(self, batch: Batch, sequences: Tensor) -> Batch:
+        part = batch if len(sequences) == batch.sequences else batch.select(sequences)[0]
+        return part.weigh(self.recipe.algorithm.weighting, self.feed.longest)
 
     async def publish(self, version: int) -> None:
         """Weights first, then permits."""

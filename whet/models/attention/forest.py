@@ -225,7 +225,7 @@ def forest_hidden(
         padding = (0, tokens.padded(len(batch)) - len(batch))
         here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(len(batch) + padding[1])])
         inputs: dict[str, Any] = {
-            "input_ids": placed(F.pad(batch.tokens, padding)[here][None], device) if entering is None else None,
+            "input_ids": placed(F.pad(batch.tokens, padding)[here][None].long(), device) if entering is None else None,
             "inputs_embeds": entering,
             "position_ids": placed(F.pad(batch.position, padding)[here][None], device),
         }
@@ -248,7 +248,7 @@ def forest_hidden(
     stateless = decoder.training and decoder.is_gradient_checkpointing  # layers then get no cache
     if max(parents) >= 0 and (lockstep or stateless or not supports_prefix_fork(decoder.config)):
         raise WhetError("this model needs batches without shared prompts; lay them out with share_prompts=False")
-    inputs_of_rows = Inputs(placed(batch.tokens, device))
+    inputs_of_rows = Inputs(placed(batch.tokens.long(), device))
     if embedded is not None:
         inputs_of_rows = Inputs(inputs_of_rows.tokens, embedded.embeddings, embedded.positions)
     return state_forest_hidden(decoder, inputs_of_rows, batch.segment_start.tolist(), parents, whole=lockstep)
