@@ -13,7 +13,7 @@ HANG = 30.0  # seconds
 
 
 class Message:
-    """What a shard is packed into."""
+    """A packed shard."""
 
 
 def shards(count: int, ranks: int) -> list[Call]:

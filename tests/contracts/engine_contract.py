@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from math import exp
 from typing import Any
 
 import pytest
@@ -169,5 +170,42 @@ class PausableContract(EngineContract):
             assert before.versions == (3, 3)
             assert (await task).versions == (3, 4)
             assert after.versions == (4, 4)
+
+        self.run(generator, body)
+
+
+class LikeliestContract:
+    """The contract of engines whose settings don't refuse ``likeliest`` and ``among``."""
+
+    run: Callable[[Any, Callable[[], Awaitable[object]]], object]
+
+    def test_log_probs_of_other_tokens_are_of_the_distribution_that_the_token_was_sampled_from(
+        self, generator: Engine[Any]
+    ) -> None:
+        async def body() -> None:
+            c = await generator.sample(PROMPT, SamplingParams(3, seed=4, likeliest=VOCAB), "s")
+            assert len(c.likeliest) == len(c.tokens) == 3
+            for token, logprob, of_all in zip(c.tokens, c.logprobs, c.likeliest, strict=True):
+                assert len(of_all) >= VOCAB
+                assert sum(map(exp, of_all.values())) == pytest.approx(1.0, abs=1e-4)
+                assert of_all[token] == pytest.approx(logprob, abs=1e-4)
+
+        self.run(generator, body)
+
+    def test_log_probs_of_chosen_tokens_are_given_however_unlikely_and_change_no_other_request(
+        self, generator: Engine[Any]
+    ) -> None:
+        async def body() -> None:
+            plain, whole = SamplingParams(12, seed=1), SamplingParams(1, seed=2, likeliest=VOCAB)
+            alone, of_all = await sample_all(generator, [(PROMPT, plain), (OTHER, whole)])
+            unlikely = sorted(of_all.likeliest[0], key=of_all.likeliest[0].__getitem__)[:30]
+            asked = SamplingParams(1, seed=2, among=tuple(unlikely))
+            together, few = await sample_all(generator, [(PROMPT, plain), (OTHER, asked)])
+            assert set(few.likeliest[0]) == set(unlikely)
+            assert all(
+                few.likeliest[0][token] == pytest.approx(of_all.likeliest[0][token], abs=1e-3) for token in unlikely
+            )
+            assert (together.tokens, len(together.logprobs), together.likeliest) == (alone.tokens, 12, [])
+            assert together.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
 
         self.run(generator, body)

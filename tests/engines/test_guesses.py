@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract
+from tests.contracts.engine_contract import OTHER, PROMPT, LikeliestContract, PausableContract
 from tests.engines.holding import held
 from tests.engines.test_torch_generator import DTYPES, MODELS, STATES
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
@@ -46,7 +46,7 @@ def same(ones: Sequence[Completion], others: Sequence[Completion]) -> bool:
     return [key(c) for c in ones] == [key(c) for c in others]
 
 
-class TestContract(PausableContract):
+class TestContract(PausableContract, LikeliestContract):
     held = staticmethod(held)
 
     @pytest.fixture

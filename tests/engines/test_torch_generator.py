@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
-from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, run, sample_all
+from tests.contracts.engine_contract import OTHER, PROMPT, LikeliestContract, PausableContract, run, sample_all
 from tests.engines.holding import held
 from tests.tiny import VOCAB, tiny_gemma, tiny_granite, tiny_llama, tiny_qwen3, tiny_qwen3_5, tiny_tokenizer
 from tests.weights.collected import load_into
@@ -34,7 +34,7 @@ def make(
     return TorchGenerator(config, built, tiny_tokenizer())
 
 
-class TestContract(PausableContract):
+class TestContract(PausableContract, LikeliestContract):
     held = staticmethod(held)
 
     @pytest.fixture
@@ -43,7 +43,7 @@ class TestContract(PausableContract):
 
 
 @pytest.mark.parametrize("generator", STATES, indirect=True)
-class TestContractWithStates(PausableContract):
+class TestContractWithStates(PausableContract, LikeliestContract):
     held = staticmethod(held)
 
     @pytest.fixture

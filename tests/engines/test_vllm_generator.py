@@ -20,7 +20,7 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 
-from tests.contracts.engine_contract import OTHER, PROMPT, PausableContract, sample_all
+from tests.contracts.engine_contract import OTHER, PROMPT, LikeliestContract, PausableContract, sample_all
 from tests.tiny import tiny_llama, tiny_qwen3
 from tests.vllm_engine import Loop, load, make
 from tests.weights.collected import Listed
@@ -68,7 +68,7 @@ def engine(loop: Loop) -> Iterator[VllmGenerator]:
     assert not [number for number in processes if psutil.pid_exists(number)]
 
 
-class TestContract(PausableContract):
+class TestContract(PausableContract, LikeliestContract):
     @pytest.fixture
     def generator(self, engine: VllmGenerator, loop: Loop) -> VllmGenerator:
         self.loop = loop

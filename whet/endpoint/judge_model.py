@@ -2,9 +2,8 @@
 and the request, and not a part of any episode."""
 
 import json
-import sys
 from collections import defaultdict
-from collections.abc import Collection
+from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
@@ -59,11 +58,13 @@ class JudgeModel:
             return _refused(ApiError(400, str(error)))
         except ApiError as error:
             return _refused(error)
+        among = [token for word in dict.fromkeys(request.among) for token in self._tokens.get(word, ())]
         params = SamplingParams(
             request.max_tokens, request.seed, Distribution(temperature=request.temperature or 1.0),
             greedy=request.temperature == 0, stop_token_ids=tuple(self.renderer.stop_token_ids),
-            likeliest=(sys.maxsize if request.among else request.top_logprobs) if request.logprobs else 0,
         )  # fmt: skip
+        if request.logprobs:
+            params = replace(params, distribution=Distribution(), likeliest=request.top_logprobs, among=tuple(among))
         completion = await self.generator.sample(prompt, params, "judge")
         if completion.finish_reason == "aborted":
             return _refused(ApiError(503, "the engine is closed"))
@@ -74,7 +75,7 @@ class JudgeModel:
             "finish_reason": completion.finish_reason,
         }
         if request.logprobs:
-            choice["logprobs"] = {"content": self._logprobs(completion, request.among)}
+            choice["logprobs"] = {"content": self._logprobs(completion)}
         return 200, json.dumps({"object": "chat.completion", "model": request.model, "choices": [choice]})
 
     def _prompt(self, messages: list[Message]) -> list[int]:
@@ -87,12 +88,9 @@ class JudgeModel:
                 return prompt
         raise ApiError(400, f"the messages have more than {self.longest - 1} tokens", code="context_length_exceeded")
 
-    def _logprobs(self, completion: Completion, among: Collection[str]) -> list[dict[str, object]]:
+    def _logprobs(self, completion: Completion) -> list[dict[str, object]]:
         """Return the log-probs of the tokens in OpenAI's format."""
         ranked = completion.likeliest or [{}] * len(completion.tokens)
-        if among:
-            tokens = [token for word in dict.fromkeys(among) for token in self._tokens.get(word, ())]
-            ranked = [{token: each[token] for token in tokens if token in each} for each in ranked]
         return [
             self._scored(token, logprob)
             | {"top_logprobs": [self._scored(*each) for each in sorted(likeliest.items(), key=lambda each: -each[1])]}

@@ -37,7 +37,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()  # included as the last token of the completion
     stop: tuple[str, ...] = ()  # the completion ends with the token that completes one of these
     images: tuple[str, ...] = ()  # data URLs of the images whose placeholders the prompt has; see whet.core.images
-    likeliest: int = 0  # the number of tokens in ``Completion.likeliest``; only the torch generator reports them
+    likeliest: int = 0  # the number of tokens in ``Completion.likeliest``, if the engine reports them
+    among: tuple[int, ...] = ()  # the tokens in ``Completion.likeliest`` instead, however unlikely
 
 
 def check_request(prompt: Sequence[int], params: SamplingParams, vocabulary: int, *, stops: bool) -> None:
@@ -63,8 +64,8 @@ class Completion:
     versions: tuple[int, int]  # oldest and newest version of the weights that sampled them
     finish_reason: Literal["stop", "length", "aborted"]
     cached: int = 0  # prompt tokens that were in the prefix cache
-    likeliest: list[dict[int, float]] = field(default_factory=list)  # per token: the likeliest tokens and their
-    # log-probs at temperature 1 without filters
+    likeliest: list[dict[int, float]] = field(default_factory=list)  # per token: the likeliest tokens, or the tokens
+    # that were asked for, and their log-probs at temperature 1 without filters
     experts: "Ids | None" = None  # [prompt + tokens, layers, k], if recorded; the last token has none
 
 

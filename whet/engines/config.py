@@ -56,8 +56,6 @@ class GeneratorConfig(Config, ABC):
     """True if it computes in the run's process, in which weights are copied to it."""
     records_experts: ClassVar[bool] = False
     """True if it can record the experts of tokens."""
-    reports_likeliest: ClassVar[bool] = False
-    """True if it reports the likeliest tokens at each place (``SamplingParams.likeliest``)."""
     pauses: ClassVar[bool] = False
     """True if its engine is a ``PausableEngine``."""
 
@@ -100,6 +98,12 @@ class GeneratorConfig(Config, ABC):
     @property
     def refuses_images(self) -> str | None:
         """The setting because of which it can't sample from prompts with images, or None."""
+        return f"generator = {type(self).__name__}"
+
+    @property
+    def refuses_likeliest(self) -> str | None:
+        """The setting because of which it can't report log-probs of other tokens than the sampled ones
+        (``SamplingParams.likeliest`` and ``among``), or None."""
         return f"generator = {type(self).__name__}"
 
     @property

@@ -63,11 +63,13 @@ def sample_tokens(
     return tokens, logprobs
 
 
-def likeliest_tokens(logits: Tensor, count: int) -> dict[int, float]:
-    """Return the ``count`` likeliest tokens of logits [V], the likeliest first, with their log-probs at temperature 1
-    without filters."""
-    x = logits if logits.dtype == torch.float64 else logits.float()
-    values, tokens = x.log_softmax(-1).topk(min(count, len(x)))
+def likeliest_tokens(logits: Tensor, count: int, among: Sequence[int] = ()) -> dict[int, float]:
+    """Return the ``count`` likeliest tokens of logits [V], the likeliest first, or the tokens ``among``, with their
+    log-probs at temperature 1 without filters."""
+    x = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+    if among:
+        return dict(zip(among, x[list(among)].tolist(), strict=True))
+    values, tokens = x.topk(min(count, len(x)))
     return dict(zip(tokens.tolist(), values.tolist(), strict=True))
 
 

@@ -168,11 +168,11 @@ def _problems_of_own_judges(recipe: "Recipe", samples: bool) -> Iterator[str]:
     if judges and recipe.validation.required:
         yield f"{what}, but validation.required grades answers before the run: leave it out, or name another judge"
     judges += own_judges(recipe.evaluation.sets)
-    if any(judge.verdict == "logprobs" for judge in judges) and not recipe.generator.reports_likeliest:
+    by_logprobs = any(judge.verdict == "logprobs" for judge in judges)
+    if by_logprobs and (setting := recipe.generator.refuses_likeliest):
         yield (
-            f"{what}, of which judge.verdict = logprobs needs the likeliest tokens; {type(recipe.generator).__name__} "
-            "does not report them (reports_likeliest = False): set generator=torch or judge.verdict=text, or name "
-            "another model as the judge"
+            f"{what}, of which judge.verdict = logprobs needs the log-probs of the choices; with {setting} the engine "
+            "does not report them: change it, set judge.verdict=text, or name another model as the judge"
         )
 
 

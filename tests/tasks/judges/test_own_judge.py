@@ -240,8 +240,9 @@ TOY = {"type": "tests.engines.toy_engine:ToyConfig", "max_context": 256}
     ("changes", "why"),
     [
         ({"data": SETTINGS, "validation": {"required": True}}, "validation.required grades answers before the run"),
-        ({"data": LOGPROBS, "generator": TOY}, "ToyConfig does not report them"),
-        ({"evaluation": {"sets": {"own": {"data": LOGPROBS}}}, "generator": TOY}, "set generator=torch or"),
+        ({"data": LOGPROBS, "generator": TOY}, "with generator = ToyConfig the engine does not report them"),
+        ({"evaluation": {"sets": {"own": {"data": LOGPROBS}}}, "generator": TOY}, "set judge.verdict=text"),
+        ({"data": LOGPROBS, "generator": {"type": "vllm", "speculative": "ngram"}}, "with generator.speculative"),
     ],
 )
 def test_a_recipe_that_can_not_ask_its_policy_is_refused_at_reading(

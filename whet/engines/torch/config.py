@@ -23,7 +23,6 @@ class TorchGeneratorConfig(GeneratorConfig):
 
     in_process: ClassVar[bool] = True
     records_experts: ClassVar[bool] = True
-    reports_likeliest: ClassVar[bool] = True
     pauses: ClassVar[bool] = True
 
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
@@ -44,6 +43,10 @@ class TorchGeneratorConfig(GeneratorConfig):
     return_memory: bool | None = None
     """On a CPU, whether memory that is freed before the learner computes is returned to the system: it bounds the
     peak, and a step takes up to a fifth longer. None: if less than a quarter of the memory is available."""
+
+    @property
+    def refuses_likeliest(self) -> None:
+        return None
 
     @property
     def refuses_images(self) -> None:

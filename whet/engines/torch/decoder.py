@@ -266,8 +266,9 @@ class Decoder:
             for row, guessed in enumerate([*guess, None], first):
                 if not isfinite(logprobs[row]):
                     raise FloatingPointError("the model's logits are not finite; the weights are damaged")
-                if count := request.params.likeliest:
-                    request.likeliest.append(likeliest_tokens(logits[row], count))
+                params = request.params
+                if params.likeliest or params.among:
+                    request.likeliest.append(likeliest_tokens(logits[row], params.likeliest, params.among))
                 request.take(tokens[row], logprobs[row], self.version, self.tokenizer)
                 if tokens[row] != guessed or request.finish is not None:
                     break

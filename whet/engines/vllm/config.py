@@ -127,6 +127,10 @@ class VllmGeneratorConfig(GeneratorConfig):
         return self.tensor
 
     @property
+    def refuses_likeliest(self) -> str | None:
+        return None if self.speculative is None else "generator.speculative"
+
+    @property
     def gpus(self) -> tuple[str, ...]:
         return tuple(self.devices.split(",")) if self.devices else ()
 

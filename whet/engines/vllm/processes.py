@@ -106,6 +106,7 @@ class VllmProcesses:
             **({"distributed_executor_backend": "mp"} if config.tensor > 1 else {}),  # not Ray, even in a Ray actor
             "enforce_eager": not self.compiles,
             "logprobs_mode": "processed_logprobs",  # with temperature and filters applied
+            "max_logprobs": -1,  # a judge may ask for any number of tokens
             "generation_config": "vllm",  # no sampling defaults from the model's files
             "worker_extension_cls": _WORKER,
             "disable_log_stats": True,

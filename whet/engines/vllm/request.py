@@ -13,7 +13,8 @@ _TOKENS_PER_OUTPUT = 16  # tokens per report of the engine, often enough to see 
 
 
 def vllm_params(params: SamplingParams, limit: int) -> "vllm.SamplingParams":
-    """Return the parameters as vLLM's. A completion ends only at the conditions in ``params``."""
+    """Return the parameters as vLLM's. A completion ends only at the conditions in ``params``. The likeliest tokens are
+    reported under the distribution of the request, so their log-probs are right at temperature 1 without filters."""
     import vllm
     from vllm.sampling_params import RequestOutputKind
 
@@ -29,7 +30,8 @@ def vllm_params(params: SamplingParams, limit: int) -> "vllm.SamplingParams":
         ignore_eos=True,
         detokenize=bool(params.stop),
         skip_special_tokens=False,
-        logprobs=0,  # only for the sampled token
+        logprobs=len(params.among) or params.likeliest,  # in addition to the sampled token
+        logprob_token_ids=list(params.among) or None,
         flat_logprobs=True,
         output_kind=RequestOutputKind.CUMULATIVE,
         stream_interval=_TOKENS_PER_OUTPUT,
@@ -45,10 +47,18 @@ def completion_of(last: "vllm.RequestOutput", version: int, engine: str) -> Comp
         raise GeneratorError(f"{engine} gave up on a request: {out.finish_reason}")
     tokens = list(out.token_ids)
     spans = [int(span.version) for span in out.weight_versions or ()] or [version]
+    logprobs, likeliest = list[float](), list[dict[int, float]]()
+    if (flat := out.logprobs) is not None:
+        starts, ends = flat.start_indices[: len(tokens)], flat.end_indices[: len(tokens)]
+        logprobs = [min(flat.logprobs[start], 0.0) for start in starts]  # the sampled token comes first
+        if len(flat.logprobs) > len(flat):
+            parts = [slice(start + 1, end) for start, end in zip(starts, ends, strict=True)]
+            likeliest = [dict(zip(flat.token_ids[part], flat.logprobs[part], strict=True)) for part in parts]
     return Completion(
         tokens,
-        [min(logprob, 0.0) for logprob in out.logprobs.logprobs[: len(tokens)]] if out.logprobs else [],
+        logprobs,
         (spans[0], spans[-1]),
         "aborted" if out.finish_reason == "abort" else out.finish_reason,
         cached=last.num_cached_tokens or 0,
+        likeliest=likeliest,
     )
