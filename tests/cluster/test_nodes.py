@@ -216,3 +216,14 @@ def test_an_address_without_a_cluster_is_an_error_that_names_it() -> None:
     ray.shutdown()
     with pytest.raises(WhetError, match=r"no Ray cluster was reached at cluster\.address=127\.0\.0\.1:1 "):
         RayCluster(RayClusterConfig(address="127.0.0.1:1")).launch(Placed, CounterConfig(), Placement())
+
+
+@in_event_loop
+async def test_the_address_of_environment_workers_is_named_as_theirs() -> None:
+    import ray
+
+    ray.shutdown()
+    environments = RayWorkerTasks(taskset=Counting(), processes=1, address="127.0.0.1:1").open()
+    with pytest.raises(WhetError, match=r"no Ray cluster was reached at ray_workers\.address=127\.0\.0\.1:1 "):
+        await play(environments.make(task("")), TWO)
+    await environments.close()

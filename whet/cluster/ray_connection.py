@@ -22,9 +22,9 @@ _scratch: Scratch | None = None  # sockets and logs of a cluster that was starte
 _LONGEST_FOLDER = 17  # characters; Ray creates sockets 90 characters below it, and their paths are limited to 107
 
 
-def connect(address: str | None) -> None:
-    """Connect this process to the Ray cluster at ``address``; None starts one here. An existing connection is reused.
-    Each call must be paired with ``leave``.
+def connect(address: str | None, setting: str = "cluster.address") -> None:
+    """Connect this process to the Ray cluster at ``address``, which a ``setting`` names; None starts one here. An
+    existing connection is reused. Each call must be paired with ``leave``.
 
     Raises ``WhetError`` if Ray is not installed, or the cluster can't be reached or refuses access.
     """
@@ -34,14 +34,14 @@ def connect(address: str | None) -> None:
             scratch = _private_folder()
             try:
                 with environment(_private()):  # other children of this process, such as graders, must not see the token
-                    started = _init("local", include_dashboard=False, _temp_dir=f"{scratch.path}/ray")
+                    started = _init("local", setting, include_dashboard=False, _temp_dir=f"{scratch.path}/ray")
             except WhetError:
                 scratch.keep()  # its logs
                 raise
             if started:
                 _ours, _scratch = True, scratch
         else:
-            _ours |= _init(address)
+            _ours |= _init(address, setting)
     except ImportError as error:
         raise missing("ray", "cluster.type=ray", error) from None
     _users += 1
@@ -90,7 +90,7 @@ def _private() -> dict[str, str]:
     }
 
 
-def _init(address: str, **settings: object) -> bool:
+def _init(address: str, setting: str, **settings: object) -> bool:
     import ray
 
     if ray.is_initialized():
@@ -100,9 +100,9 @@ def _init(address: str, **settings: object) -> bool:
         with _settings_read_again(), _handlers_kept():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", **settings)
     except Exception as error:  # ConnectionError, RuntimeError, AuthenticationError and others
-        problem = f"no Ray cluster was reached at cluster.address={address}"
+        problem = f"no Ray cluster was reached at {setting}={address}"
         hint = (
-            "start one there, or leave cluster.address empty to start one here; a cluster with a token needs "
+            f"start one there, or leave {setting} empty to start one here; a cluster with a token needs "
             "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH in this process too"
         )
         if address == "local":

@@ -49,7 +49,7 @@ class ActorProcess:
         from whet.cluster.ray_connection import connect, leave
 
         # What Ray starts ends with the thread that started it, and the thread of these environments ends before others.
-        await asyncio.wrap_future(STARTER.submit(connect, self._address))
+        await asyncio.wrap_future(STARTER.submit(connect, self._address, "ray_workers.address"))
         try:
             await self._actor.call("start")
         except BaseException:

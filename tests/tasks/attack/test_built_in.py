@@ -1,6 +1,7 @@
 """An attack of the built-in task sets, which must find nothing."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,8 @@ from whet.tasks.base import TaskSet
 from whet.tasks.code.task_set import Code
 from whet.tasks.judges.genrm_training import GenRMTraining
 from whet.tasks.reviews import Reviews
+from whet.tasks.shell.generated import ShellTasks
+from whet.tasks.shell.repositories import Repositories
 from whet.tasks.structured.task_set import StructuredOutput
 from whet.tasks.tools.hallucination import ToolHallucination
 from whet.tasks.tools.office import OfficeTasks
@@ -30,4 +33,14 @@ def test_no_cheap_answer_earns_a_reward(taskset: TaskSet) -> None:
     report = asyncio.run(attack(taskset, PLAN))
     assert not report.findings
     assert report.tried["empty"] >= 4
+    assert not any("gradings or seconds" in what for what in report.not_attacked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("taskset", [ShellTasks(), Repositories()], ids=lambda taskset: type(taskset).__name__)
+def test_no_cheap_answer_earns_a_reward_in_a_shell(taskset: TaskSet) -> None:
+    report = asyncio.run(attack(taskset, replace(PLAN, samples=2)))  # each grading runs programs in a sandbox
+    assert not report.findings
+    assert report.tried["empty"] >= 4
+    assert report.tried["mutated gold"] >= 4
     assert not any("gradings or seconds" in what for what in report.not_attacked)
