@@ -19,6 +19,7 @@ from typing import Annotated, Any, get_args
 
 from whet.config import Component, Config
 from whet.config.component import ComponentError
+from whet.config.documented import documentation
 from whet.config.words import describe
 from whet.run.recipe import Recipe
 
@@ -122,7 +123,7 @@ def settings() -> str:
             default = "required"
             if not field.is_required():
                 default = f"`{_short(field.get_default(call_default_factory=True))}` by default"
-            description = " ".join((field.description or "").split()).replace("``", "`")
+            description = documentation(cls, name).replace("``", "`")
             lines += [f"`{name}`", f":   {values}; {default}. {description}", ""]
         lines.append("")
     return "\n".join(lines)

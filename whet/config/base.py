@@ -33,7 +33,6 @@ class Config(BaseModel):
         strict=True,
         allow_inf_nan=False,
         validate_default=True,
-        use_attribute_docstrings=True,
     )
 
     bare: ClassVar[str | None] = None

@@ -58,7 +58,7 @@ def explained(loaded: Loaded[Config], key: str) -> dict[str, str]:
         "default": _inline(place.default) if place.default else "none (required)" if required else "none",
         "value": _inline(node),
         "from": ", ".join(sorted(origins)) or "default",
-        "about": " ".join(((place.field and place.field.description) or "").split()),
+        "about": place.about,
     }
     for model in place.models(node):
         summary = (model.__doc__ or "").strip().partition("\n\n")[0]

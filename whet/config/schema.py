@@ -7,13 +7,14 @@ the result.
 import types
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from whet.config.base import Config
 from whet.config.component import Component, ComponentError
+from whet.config.documented import documentation
 from whet.config.issues import ConfigIssue
 from whet.config.tree import DEFAULT, Node, from_plain
 
@@ -25,6 +26,13 @@ class Place:
     annotation: object
     default: Node | None = None
     field: FieldInfo | None = None
+    model: type[Config] | None = None  # which declares the field
+    name: str = ""  # of the field
+
+    @property
+    def about(self) -> str:
+        """The documentation of the field, if it is one."""
+        return documentation(self.model, self.name) if self.model else ""
 
     @property
     def is_component(self) -> bool:
@@ -51,9 +59,10 @@ class Place:
             if (field := model.model_fields.get(key)) is not None:
                 kind = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
                 usual = defaults.children() | (default.children() if default else {})
-                return Place(kind, usual.get(key), field)
+                return Place(kind, usual.get(key), field, model, key)
         if key == "type" and self.is_component:
-            return Place(self.annotation, Node(self.default.kind, DEFAULT) if self.default else None, self.field)
+            named = Node(self.default.kind, DEFAULT) if self.default else None
+            return replace(self, default=named)
         for member in _members(self.annotation):
             origin, args = get_origin(member), get_args(member)
             if isinstance(origin, type) and issubclass(origin, Mapping):

@@ -99,11 +99,7 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
     if kind == "extra_forbidden":
         return unknown_key(root, tree, path)
     if kind == "missing":
-        about = (
-            f" ({' '.join(place.field.description.replace('``', '`').split())})"
-            if place and place.field and place.field.description
-            else ""
-        )
+        about = f" ({place.about.replace('``', '`')})" if place and place.about else ""
         return f"is missing; expected {describe(place.annotation)}{about}" if place else "is missing"
     if kind in ("value_error", "assertion_error"):
         return str(details[0]["ctx"]["error"])
