@@ -8,8 +8,9 @@ prints its port and serves until it is killed.
 
 import asyncio
 import json
+import os
+import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
@@ -23,10 +24,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.forks import PROCESSES
 from whet.base.errors import WhetError
 from whet.cluster.rendezvous import LOOPBACK, Reservation
 
-ROOT = Path(__file__).parents[2]
 Answer = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
@@ -341,12 +342,13 @@ def application(routes: dict[str, Answer]) -> Starlette:
     return Starlette(routes=[Route(path, endpoint(answer), methods=["GET", "POST"]) for path, answer in routes.items()])
 
 
-def main(protocol: str, folder: str, port: str = "0") -> None:
+def serve(protocol: str, folder: Path, port: int, ready: Callable[[int], object]) -> None:
+    """Serve until the process is killed. ``ready`` is called with the port."""
     import uvicorn
 
-    listener = socket.create_server(("127.0.0.1", int(port)), reuse_port=False)
-    double = KINDS[protocol](Path(folder))
-    print(listener.getsockname()[1], flush=True)
+    listener = socket.create_server(("127.0.0.1", port), reuse_port=False)
+    double = KINDS[protocol](folder)
+    ready(listener.getsockname()[1])
     server = uvicorn.Server(uvicorn.Config(application(double.routes()), log_level="error", lifespan="off"))
     asyncio.run(server.serve([listener]))
 
@@ -358,10 +360,11 @@ class Running:
         self.reserved = None if port else Reservation(LOOPBACK)
         if self.reserved is not None:
             port = int(self.reserved.address.rpartition(":")[2])
-        command = [sys.executable, "-m", "tests.engines.server_double", protocol, str(folder), str(port)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
+        asked, answer = PROCESSES.Pipe(duplex=False)
+        self.process = PROCESSES.Process(target=serve, args=(protocol, folder, port, answer.send), daemon=True)
+        self.process.start()
+        answer.close()
+        self.port = asked.recv()
         self.url = f"http://127.0.0.1:{self.port}"
         for _ in range(600):
             with suppress(OSError):
@@ -370,11 +373,13 @@ class Running:
             time.sleep(0.1)
         raise TimeoutError(self.url)
 
+    def send(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.process.join()
 
 
 @contextmanager
@@ -389,4 +394,4 @@ def doubles(protocol: str, folder: Path, count: int = 1) -> Iterator[list[Runnin
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(sys.argv[1], Path(sys.argv[2]), int([*sys.argv, "0"][3]), lambda port: print(port, flush=True))

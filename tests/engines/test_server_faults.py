@@ -65,7 +65,7 @@ def test_the_answers_of_a_lost_server_come_from_another_one_and_it_serves_again_
                 asyncio.ensure_future(router.sample([i, 2, 3], SamplingParams(400, seed=i), f"s{i}")) for i in range(8)
             ]
             await router.sample([9, 9], SamplingParams(1), "")
-            servers[1].process.send_signal(how)
+            servers[1].send(how)
             (model_folder / "held").unlink()
             done = await asyncio.gather(*answers)
             assert [len(answer.tokens) for answer in done] == [400] * 8
@@ -75,7 +75,7 @@ def test_the_answers_of_a_lost_server_come_from_another_one_and_it_serves_again_
                 servers[1].kill()
                 servers[1] = Running(protocol, model_folder, servers[1].port)
             else:
-                servers[1].process.send_signal(signal.SIGCONT)
+                servers[1].send(signal.SIGCONT)
             version, ends = 1, time.monotonic() + 60
             while router.serving != {0, 1} and time.monotonic() < ends:
                 version += 1
