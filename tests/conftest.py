@@ -4,8 +4,10 @@ each other cost more than they bring."""
 import gc
 import os
 import signal
+import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -64,6 +66,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.toy import save_tiny_model
 
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture
+def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Child processes of whet are forks of one that has imported torch and transformers already."""
+    from tests.forks import ForkedChild
+    from whet.processes import child
+
+    monkeypatch.setattr(child, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": ForkedChild}))
 
 
 @pytest.fixture(scope="module")

@@ -119,6 +119,7 @@ def test_lora_is_merged_or_exported_as_an_adapter(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tensor(result["logits"]), logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_adapted_experts_are_merged_or_exported_as_peft_reads_them(tmp_path: Path) -> None:
     run, logits = make_run(tmp_path, tiny_mixtral(), LoraSettings(rank=4, experts=True))
     export(run, tmp_path / "merged", 3)

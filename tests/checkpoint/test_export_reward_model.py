@@ -130,6 +130,7 @@ def test_transformers_gives_the_scores_of_the_learner_alone_and_in_a_batch(tmp_p
     assert "AutoModelForSequenceClassification" in (folders[0] / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_dtype_is_the_base_models(tmp_path: Path) -> None:
     run, scores = make_run(tmp_path, tiny_llama(dtype=torch.bfloat16))
     export(run, tmp_path / "out")
@@ -155,6 +156,7 @@ def test_refused_exports_leave_no_folder(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lora", "no padding"]
 
 
+@pytest.mark.slow
 def test_an_architecture_with_learned_positions_is_exported(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=2, n_positions=512)
     torch.manual_seed(0)

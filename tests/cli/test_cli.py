@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cpu_time import childrens_cpu_seconds_below
+from tests.forks import finished, whet_fork
 from whet import __version__
 from whet.base.errors import ConfigError
 from whet.cli.main import main
@@ -23,6 +24,10 @@ def whet(*words: str, cwd: Path, module: str = "tests.cli.stand_in") -> subproce
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def forked(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return finished(whet_fork(*words, folder=folder, COLUMNS="100", NO_COLOR="1"), 60)
 
 
 @pytest.fixture
@@ -274,26 +279,26 @@ def test_a_closed_output_pipe_is_not_an_error(folder):
 
 
 def test_validate_prints_what_was_graded_and_fails_if_any_is_wrong(folder):
-    good = whet("validate", "arithmetic", "train_size=20", "--samples", "3", cwd=folder, module="whet")
+    good = forked("validate", "arithmetic", "train_size=20", "--samples", "3", folder=folder)
     assert (good.returncode, good.stdout.splitlines()[-1]) == (0, "all as expected")
-    bad = whet("validate", "tests.tasks.test_validate:Echo", "accepts_all=true", cwd=folder, module="whet")
+    bad = forked("validate", "tests.tasks.test_validate:Echo", "accepts_all=true", folder=folder)
     assert bad.returncode == 1
     assert "WRONG  boundary, nothing: expected 0, but: it earned 2" in bad.stdout
 
 
 def test_attack_prints_what_was_paid_and_writes_it_as_cases_for_validate(folder):
-    good = whet("attack", "calculator", "train_size=20", "--samples", "1", cwd=folder, module="whet")
+    good = forked("attack", "calculator", "train_size=20", "--samples", "1", folder=folder)
     assert good.returncode == 0
     assert "not attacked: calls of tools" in good.stdout
     assert good.stdout.splitlines()[-1].startswith("no finding in ")
     echo = ("tests.tasks.test_validate:Echo", "accepts_all=true")
-    bad = whet("attack", *echo, "--budget", "300", "--out", "found.jsonl", cwd=folder, module="whet")
+    bad = forked("attack", *echo, "--budget", "300", "--out", "found.jsonl", folder=folder)
     assert bad.returncode == 1
     assert "FOUND  empty, nothing, on toy/" in bad.stdout
-    lost = whet("attack", *echo, "--budget", "300", "--out", ".", cwd=folder, module="whet")
+    lost = forked("attack", *echo, "--budget", "300", "--out", ".", folder=folder)
     assert (lost.returncode, lost.stderr) == (1, "error: . can't be written: [Errno 21] Is a directory\n")
     assert lost.stdout.splitlines() == bad.stdout.splitlines()[:-1], "what was found is printed first"
-    again = whet("validate", *echo, "--cases", "found.jsonl", "--json", cwd=folder, module="whet")
+    again = forked("validate", *echo, "--cases", "found.jsonl", "--json", folder=folder)
     assert any(graded["name"] == "empty: nothing" and graded["wrong"] for graded in json.loads(again.stdout))
 
 

@@ -25,13 +25,16 @@ from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import join
 
 
+@pytest.mark.usefixtures("forked_children")
 class TestProcessCluster(ClusterContract, FaultContract):
     @pytest.fixture
     def cluster(self) -> Cluster:
         return ProcessCluster()
 
 
-@pytest.mark.parametrize("state", ["idle", "busy", "frozen"])
+@pytest.mark.parametrize(
+    "state", [*(pytest.param(state, marks=pytest.mark.slow) for state in ("idle", "frozen")), "busy"]
+)
 def test_workers_end_when_their_parent_is_killed_and_the_next_start_removes_its_folder(
     state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,12 +63,25 @@ def means(folder: Path, name: str, count: int = 3) -> tuple[float, float]:
     ("algorithm", "metric", "falls_to"),
     [
         ({}, "distillation/forward_kl", 0.7),
-        ({"loss": {"type": "distillation", "divergence": "reverse", "tail": "bucket"}}, "distillation/reverse_kl", 0.7),
-        ({"loss": {"type": "distillation", "divergence": "jsd"}, "k": 1000}, "loss", 0.7),
         ({"loss": "on_policy_distillation"}, "distillation/reverse_kl", 0.9),
-        ({"loss": "policy", "advantage": "teacher", "minibatches": 3, "epochs": 2}, "distillation/reverse_kl", 0.9),
+        *(
+            pytest.param(*setting, marks=pytest.mark.slow)
+            for setting in [
+                (
+                    {"loss": {"type": "distillation", "divergence": "reverse", "tail": "bucket"}},
+                    "distillation/reverse_kl",
+                    0.7,
+                ),
+                ({"loss": {"type": "distillation", "divergence": "jsd"}, "k": 1000}, "loss", 0.7),
+                (
+                    {"loss": "policy", "advantage": "teacher", "minibatches": 3, "epochs": 2},
+                    "distillation/reverse_kl",
+                    0.9,
+                ),
+            ]
+        ),
     ],
-    ids=["forward", "reverse", "jsd", "sampled", "advantage"],
+    ids=["forward", "sampled", "reverse", "jsd", "advantage"],
 )
 def test_the_student_comes_closer_to_its_teacher(
     tiny_model: Path, teacher: Path, tmp_path: Path, algorithm: dict[str, Any], metric: str, falls_to: float

@@ -2,17 +2,16 @@
 itself. Each run is a process with its own limits."""
 
 import asyncio
+import ctypes
 import os
-import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.limits import run_limited
+from tests.forks import finished, limited_whet_fork, whet_fork
 from tests.rollouts.test_source import source
 from tests.toy import Lowercase, toy_settings, write_settings
 from whet.base.errors import WhetError
@@ -50,7 +49,7 @@ class Hostile(Lowercase):
         os.execv("/bin/true", ["true"])
 
     async def _holds_the_interpreter(self) -> None:
-        re.match("(a+)+$", "a" * 60 + "b")
+        ctypes.PyDLL(None).sleep(3600)
 
     async def _raises_cancelled(self) -> None:
         raise asyncio.CancelledError
@@ -103,7 +102,7 @@ def train(folder: Path, model: Path, does: str, deadline: float = 60.0) -> tuple
             evaluation={"enabled": False},
         ),
     )
-    done = run_limited([sys.executable, "-m", "whet", "train", str(recipe), "--folder", "run"], folder, 240)
+    done = finished(limited_whet_fork("train", str(recipe), "--folder", "run", folder=folder), 240)
     return done.returncode, done.stdout
 
 
@@ -156,13 +155,7 @@ def test_a_signal_ends_a_run_whose_grader_holds_the_interpreter(tiny_model: Path
     data = {"type": "tests.e2e.test_hostile_code:Hostile", "does": "holds_the_interpreter"}
     settings = toy_settings(tiny_model, steps=2, data=data, evaluation={"enabled": False})
     recipe = write_settings(tmp_path / "recipe.yaml", settings)
-    with subprocess.Popen(
-        [sys.executable, "-m", "whet", "train", str(recipe), "--folder", str(tmp_path / "run")],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    ) as process:
-        assert process.stderr is not None
+    with whet_fork("train", str(recipe), "--folder", str(tmp_path / "run")) as process:
         try:
             line = next(line for line in process.stderr if "the interpreter has been held" in line)
             assert f"{__file__}:" in line

@@ -30,7 +30,11 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
             },
             id="one step off",
         ),
-        pytest.param({"algorithm": {"type": "grpo", "group_size": 4, "minibatches": 3, "epochs": 2}}, id="epochs"),
+        pytest.param(
+            {"algorithm": {"type": "grpo", "group_size": 4, "minibatches": 3, "epochs": 2}},
+            id="epochs",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_tiny_model_learns_the_toy_task(tiny_model: Path, tmp_path: Path, changes: dict[str, Any]) -> None:

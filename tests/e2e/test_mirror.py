@@ -37,11 +37,11 @@ def weights(folder: Path) -> bytes:
 @pytest.mark.parametrize(
     ("crash_at", "asynchronous"),
     [
-        ("step.updated:4", False),
+        pytest.param("step.updated:4", False, marks=pytest.mark.slow),
         ("mirror.half_uploaded:20", False),
-        ("mirror.before_marker:2", False),
+        pytest.param("mirror.before_marker:2", False, marks=pytest.mark.slow),
         ("mirror.before_marker:2", True),
-        ("mirror.before_prune:2", False),
+        pytest.param("mirror.before_prune:2", False, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_resumes_elsewhere_to_the_same_bits(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_stop_signals import held, passes, recipe, steps_done
+from tests.forks import finished, program_fork
 from tests.toy import toy_recipe, write_recipe
 
 CELL = """
@@ -31,7 +32,7 @@ loop.run_until_complete(next_cell())
 """
 
 
-@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("begun", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_interrupted_cell_ends_within_a_step_and_reports_the_command_to_resume(
     begun: bool, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -100,13 +101,7 @@ print("threads left:", [t.name for t in left if t.is_alive()])
 
 def output_of(program: str, recipe: Path, folder: Path) -> str:
     """Return the standard output of a Python program that runs a recipe in a folder."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(recipe), str(folder)],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = finished(program_fork(program, str(recipe), str(folder)), 240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

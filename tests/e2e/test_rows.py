@@ -286,7 +286,12 @@ ROWS: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "algorithm",
-    [{"type": "sft"}, {"type": "dpo"}, {"type": "dpo", "reference": "cached"}, {"type": "kto", "reference": "cached"}],
+    [
+        {"type": "sft"},
+        pytest.param({"type": "dpo"}, marks=pytest.mark.slow),
+        pytest.param({"type": "dpo", "reference": "cached"}, marks=pytest.mark.slow),
+        {"type": "kto", "reference": "cached"},
+    ],
     ids=lambda algorithm: "-".join(algorithm.values()),
 )
 def test_a_killed_run_over_rows_resumes_to_the_same_bits(

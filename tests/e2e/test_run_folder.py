@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
+from tests.forks import whet_fork
 from tests.rows import write_rows
 from tests.toy import Lowercase, read_settings, toy_recipe, write_recipe
 from whet.base.errors import ConfigError, DataError, WhetError
@@ -170,23 +169,14 @@ def test_a_lost_group_is_recorded_with_its_error_and_can_be_looked_at(
 
 def test_five_interrupts_of_a_run_end_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=1000))
-    command = [sys.executable, "-m", "whet", "train", str(recipe), "--folder", "run"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
-    deadline = time.monotonic() + 120
-    while not rollout_path(tmp_path / "run", 2).exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    for _ in range(5):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.02)
-    said = process.communicate(timeout=60)[1]
+    with whet_fork("train", str(recipe), "--folder", "run", folder=tmp_path) as process:
+        deadline = time.monotonic() + 120
+        while not rollout_path(tmp_path / "run", 2).exists():
+            assert process.poll() is None, process.communicate(60)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for _ in range(5):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        said = process.communicate(timeout=60)[1]
     assert (process.returncode, said) == (130, "interrupted. Resume with: whet resume run\n")

@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ import pytest
 
 from tests.contracts.fault_contract import eventually
 from tests.e2e.test_resume import metrics
-from tests.forks import whet
+from tests.forks import Fork, whet, whet_fork
 from tests.toy import Lowercase, toy_recipe, write_recipe
 from whet.base.errors import WhetError
 from whet.core.types import Task
@@ -73,16 +71,9 @@ def steps_done(folder: Path) -> int:
 
 
 @contextmanager
-def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[str]"]:
+def running(arguments: list[str], folder: Path) -> Iterator[Fork]:
     """Start a run in a separate process, and hold it in its second step."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "whet", "train", *arguments, "--folder", str(folder)],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # pytest may ignore it (nohup)
-    ) as process:
+    with whet_fork("train", *arguments, "--folder", str(folder), merged=True) as process:
         try:
             assert eventually(lambda: held(folder).exists() or process.poll() is not None, 240)
             yield process

@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -98,8 +99,16 @@ def test_sampled_logprobs_equal_those_of_one_plain_forward(model: Callable[..., 
     run(generator, body)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("model", [*MODELS, *(pytest.param(model, marks=pytest.mark.slow) for model in STATES)])
+QUICK = list(zip(MODELS, ("float32", "bfloat16", "float64"), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in QUICK))
+        for pair in product([*MODELS, *STATES], ("float32", "bfloat16", "float64"))
+    ],
+)
 def test_a_completion_is_the_same_to_the_bit_alone_and_in_any_crowd(
     model: Callable[..., PreTrainedModel], dtype: str
 ) -> None:
@@ -397,8 +406,14 @@ def test_that_a_model_is_sampled_slower_is_said_once(caplog: pytest.LogCaptureFi
     ]
 
 
-@pytest.mark.parametrize("model", [tiny_llama, *STATES])
-@pytest.mark.parametrize("on_refit", ["recompute", "keep"])
+@pytest.mark.parametrize(
+    ("on_refit", "model"),
+    [
+        *(("recompute", model) for model in (tiny_llama, *STATES)),
+        ("keep", tiny_llama),
+        *(pytest.param("keep", model, marks=pytest.mark.slow) for model in STATES),
+    ],
+)
 def test_keys_of_requests_under_way_are_computed_anew_under_new_weights_or_kept(
     on_refit: str, model: Callable[..., PreTrainedModel]
 ) -> None:

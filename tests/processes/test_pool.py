@@ -48,7 +48,9 @@ def test_large_requests_and_results_pass():
     assert result == text
 
 
-@pytest.mark.parametrize("function", [functions.hang, functions.hold_the_interpreter])
+@pytest.mark.parametrize(
+    "function", [pytest.param(functions.hang, marks=pytest.mark.slow), functions.hold_the_interpreter]
+)
 def test_a_computation_that_never_ends_is_killed_and_the_next_call_works(function):
     async def calls(pool):
         with pytest.raises(CallTimeout):

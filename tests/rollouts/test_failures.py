@@ -3,12 +3,11 @@
 import asyncio
 import json
 import logging
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.limits import run_limited
+from tests.forks import finished, limited_whet_fork
 from tests.rollouts.test_source import source
 from tests.toy import Lowercase, toy_settings, write_settings
 from whet.base.errors import WhetError
@@ -109,7 +108,7 @@ def test_a_run_with_a_bug_in_its_grader_ends_in_few_words(tiny_model: Path, tmp_
         tmp_path / "recipe.yaml",
         toy_settings(tiny_model, steps=2, data={"type": "tests.rollouts.test_failures:Mistaken"}),
     )
-    done = run_limited([sys.executable, "-m", "whet", "train", str(recipe), "--folder", "run"], tmp_path, 100)
+    done = finished(limited_whet_fork("train", str(recipe), "--folder", "run", folder=tmp_path), 100)
     assert done.returncode == 1
     assert done.stdout.count('return {"reward": answer.nope}') == 1  # of the evaluation before the first step
     assert len(done.stdout.splitlines()) < 30

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.forks import finished, program_fork
 from tests.toy import toy_recipe, write_recipe
 from whet import __version__
 from whet.base.progress import Progress
@@ -74,10 +75,7 @@ def test_every_phase_of_a_run_has_a_line_in_a_log(tiny_model: Path, tmp_path: Pa
     """The line of each phase says what it counts. It is printed as the phase begins, because a phase of the toy may be
     over before the thread that prints such lines gets a turn."""
     write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=2))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", EVERY_PHASE], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = finished(program_fork(EVERY_PHASE, folder=tmp_path), 300)
     assert done.returncode == 0, done.stderr
     first, *lines = done.stdout.splitlines()
     assert first == f"whet {__version__}: toy, 2 steps, into run: loading"

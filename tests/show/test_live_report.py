@@ -1,16 +1,14 @@
 """The report of a run in progress, of an interrupted run and of a failed run."""
 
 import logging
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 import whet
+from tests.forks import whet_fork
 from tests.show.runs import train_values
 from tests.toy import Flaky, toy_recipe, write_recipe
 from whet.base.errors import WhetError
@@ -66,17 +64,11 @@ def test_a_run_that_fails_has_one(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_is_interrupted_has_one_and_names_it(tiny_model: Path, tmp_path: Path) -> None:
     write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=100_000, sinks=["console", "jsonl"]))
-    command = [sys.executable, "-m", "whet", "train", "toy.yaml", "--folder", "run"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    assert process.stdout is not None
-    while "step 1/100000  " not in (line := process.stdout.readline()):
-        assert line, process.communicate()[1]
-    process.send_signal(signal.SIGINT)
-    error = process.communicate(timeout=120)[1]
+    with whet_fork("train", "toy.yaml", "--folder", "run", folder=tmp_path) as process:
+        while "step 1/100000  " not in (line := process.stdout.readline()):
+            assert line, process.communicate(60)[1]
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=120)[1]
     assert process.returncode == 130
     assert error.endswith("interrupted. Resume with: whet resume run\nReport so far: run/report.html\n")
     assert (tmp_path / "run" / "report.html").exists()

@@ -25,6 +25,8 @@ from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.preference.reward_model import RewardModelTasks
 from whet.tasks.reviews import Reviews
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 ANSWERS = ["It was lovely.", "terrible " * 5, "x", "great great great", "y" * 300]
 LABELS = {0: "bad", 1: "neutral", 2: "good"}
 

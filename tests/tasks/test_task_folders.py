@@ -222,6 +222,7 @@ def shown(step: Step) -> list[object]:
     return [message["content"] for message in step.messages if message["role"] == "tool"]
 
 
+@pytest.mark.slow
 def test_a_task_is_played_and_graded_in_the_image_of_its_dockerfile(tmp_path: Path, built: Path) -> None:
     tasks = in_images(tmp_path, IMAGE)
     assert wrong(asyncio.run(validate(tasks, 1))) == []

@@ -31,6 +31,8 @@ from whet.tasks.judges.judge import AnswerRefusedError, JudgeClient
 from whet.tasks.judges.rubric import Judged
 from whet.tasks.reviews import Reviews
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 T = TypeVar("T")
 PRINTABLE = tuple(chr(code) for code in range(33, 127))
 
