@@ -11,7 +11,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # Variables that make a newer processor behave like one without AVX-512 and bfloat16.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
-.PHONY: quickstart install install-vllm install-gym install-agents install-adapters test test-avx2 test-slow test-vllm test-gym test-agents lint docs picture clean
+.PHONY: quickstart install install-vllm install-gym install-agents install-adapters test test-avx2 test-quickstart-avx2 test-slow test-vllm test-gym test-agents lint docs picture clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
@@ -36,19 +36,22 @@ install-adapters:
 test: install
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm"
 
-# A part of the fast tests and two steps of the quickstart on an older processor.
+# A part of the fast tests as on an older processor.
 test-avx2: install
 	$(AVX2) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm" tests/run/test_machine.py \
 		tests/contracts tests/losses tests/learner/test_gradients.py tests/learner/test_learner.py \
 		tests/learner/test_precision.py tests/learner/test_state.py tests/engines/test_torch_generator.py \
 		tests/engines/test_decode_attention.py tests/models/test_packed_linear.py tests/models/test_precision.py
+
+# Two steps of the quickstart as on an older processor.
+test-quickstart-avx2: install
 	folder=$$(mktemp -d)/run && \
 		$(AVX2) $(BIN)/whet train quickstart steps=2 evaluation.limit=16 evaluation.every=0 --folder $$folder && \
 		grep -q "computes in float32" $$folder/log.txt
 
-# All slow tests, or with PART=K/N every N-th of them.
+# All slow tests, or with PART=K/N every N-th of them; two at once, for some start several processes.
 test-slow: install
-	$(BIN)/python -m pytest -m "slow and not vllm" $(if $(PART),--part $(PART))
+	$(BIN)/python -m pytest -n 2 -m "slow and not vllm" $(if $(PART),--part $(PART))
 
 # All tests of vLLM, with PART=K/N every N-th of them, or with ONLY="file file::test ..." some of them.
 test-vllm: install-vllm
