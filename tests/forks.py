@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ PROCESSES.set_forkserver_preload(["tests.parallel.cases", "whet.run.run"])
 
 
 class _Process:
-    """The interface of ``subprocess.Popen`` to a fork in a session of its own."""
+    """The interface of ``subprocess.Popen`` to a fork, which begins a session."""
 
     def __init__(self, target: Callable[..., object], *arguments: object) -> None:
         self.process = PROCESSES.Process(target=target, args=arguments, daemon=False)
@@ -49,7 +50,7 @@ class _Process:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Also the processes that it started, unless they are in a session of their own."""
+        """Also the processes that it started, unless they began other sessions."""
         self.process.kill()  # it may not have its session yet
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -79,7 +80,7 @@ class Fork(_Process):
         self.stdout, self.stderr = streams[0], streams[-1]
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """Return what is left of both outputs; if they are merged, as the first. At the time-out the fork is killed."""
+        """Return the rest of both outputs; if they are merged, as the first. At the time-out the fork is killed."""
         with ThreadPoolExecutor() as threads:
             reads = [threads.submit(stream.read) for stream in dict.fromkeys((self.stdout, self.stderr))]
             try:
@@ -112,6 +113,11 @@ def limited_whet_fork(*arguments: str, folder: Path) -> Fork:
     return Fork(_limited_whet, "whet", *arguments, folder=folder, merged=True)
 
 
+def script_fork(path: Path, *arguments: str, folder: Path) -> Fork:
+    """Start ``python PATH ARGUMENTS``."""
+    return Fork(partial(_script, path), str(path), *arguments, folder=folder)
+
+
 def program_fork(code: str, *arguments: str, folder: Path | None = None, merged: bool = False) -> Fork:
     """Start ``python -c CODE ARGUMENTS``."""
     return Fork(partial(_program, code), "-c", *arguments, folder=folder, merged=merged)
@@ -130,7 +136,7 @@ def finished(fork: Fork, seconds: float = 480.0) -> "subprocess.CompletedProcess
 
 
 class ForkedChild(_Process):
-    """The process of a ``whet.processes.child.Child`` as a fork. The arguments are those of ``subprocess.Popen``."""
+    """The process of a ``whet.processes.child.Child`` as a fork. ``subprocess.Popen`` has the same arguments."""
 
     def __init__(self, command: list[str], *, pass_fds: list[int], env: dict[str, str], **_: object) -> None:
         super().__init__(_serve, command[-1], _Inherited(pass_fds[0]), env)
@@ -167,6 +173,11 @@ def _whet() -> None:
 def _limited_whet() -> None:
     limit()
     _whet()
+
+
+def _script(path: Path) -> None:
+    sys.path.insert(0, str(path.parent))
+    runpy.run_path(str(path), run_name="__main__")
 
 
 def _program(code: str) -> None:

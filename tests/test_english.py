@@ -37,6 +37,8 @@ PHRASES = (
     (r"\bthere (twice|already|once)\b", "'duplicate', 'already present'"),
 )
 
+ANY_PHRASE = re.compile("|".join(pattern for pattern, _ in PHRASES), re.IGNORECASE)
+
 # What a docstring must not begin with; what to write instead.
 OPENINGS = (
     (r"(What|How|Who|Where|Whose|Which)\b(?!.*\?)", "'Return ...', 'Yield ...', or the name of the thing"),
@@ -96,6 +98,7 @@ def test_a_file_is_written_in_plain_english(path: Path) -> None:
     problems = [
         f"{where}:{number}: {match.group()!r}; better: {instead}"
         for number, text in prose(path)
+        if ANY_PHRASE.search(text)
         for pattern, instead in PHRASES
         if (match := re.search(pattern, text, re.IGNORECASE))
     ]

@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.test_export_reward_model import make_run
+from tests.forks import finished, script_fork
 from tests.rows import rows_recipe
 from tests.tiny import tiny_llama
 from whet.chat.renderer import Renderer
@@ -200,9 +200,7 @@ def test_the_best_answers_by_a_reward_model_become_rows(tiny_model: Path, tmp_pa
 
 def loop(folder: Path, name: str, *words: Any) -> str:
     """Return what an example prints that ends well in the folder."""
-    command = [sys.executable, str(ROOT / "examples" / name), *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, env=environment)
+    done = finished(script_fork(ROOT / "examples" / name, *map(str, words), folder=folder), 300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

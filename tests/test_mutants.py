@@ -32,6 +32,7 @@ def test_mutants_of_a_file_can_be_listed() -> None:
     assert "'k3' -> 'k3?'" in listed
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_what_was_killed_is_remembered(tmp_path: Path) -> None:
     killed = tmp_path / "killed.txt"
