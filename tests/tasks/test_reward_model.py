@@ -30,6 +30,9 @@ TOLERANCE = 1e-5  # scores of size 1, float32 on a CPU, however they are batched
 T = TypeVar("T")
 
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported reward model."""

@@ -32,6 +32,7 @@ def wheels(cache: Path) -> dict[float, str]:
     return {version: toy_wheel(cache, str(version)) for version in (1.0, 2.0)}
 
 
+@pytest.mark.slow
 def test_task_sets_that_need_two_versions_of_a_package_train_in_one_run(
     wheels: dict[float, str], tiny_model: Path, tmp_path: Path
 ) -> None:
