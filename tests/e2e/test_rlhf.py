@@ -62,7 +62,7 @@ def test_a_run_stops_with_an_error_if_its_reward_model_can_not_be_loaded(tiny_mo
         run.start(toy_recipe(tiny_model, steps=2, data=data), tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["rlhf-quickstart", "rlhf-gsm8k"])
+@pytest.mark.parametrize("name", ["rlhf-quickstart", pytest.param("rlhf-gsm8k", marks=pytest.mark.slow)])
 def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, judge: Path, tmp_path: Path) -> None:
     changes = [f"model.path={tiny_model}", f"data.model={judge}", "steps=2", "sinks=[jsonl]", "evaluation.limit=2"]
     changes += ["learner.precision=float32", "generator.dtype=float32", "rollouts.prompts_per_step=2"]

@@ -55,8 +55,14 @@ class TestContractWithStates(PausableContract, LikeliestContract):
 PROMPTS = [PROMPT, OTHER, [7], list(range(70)), list(range(100, 240))]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("model", EVERY)
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        *product(MODELS, ("float32", "float64")),
+        *product(STATES, ("float64",)),
+        *(pytest.param(model, "float32", marks=pytest.mark.slow) for model in STATES),
+    ],
+)
 def test_greedy_equals_transformers_token_for_token(model: Callable[..., PreTrainedModel], dtype: str) -> None:
     reference = model(dtype=DTYPES[dtype], initializer_range=0.3)
     reference.set_experts_implementation("eager")  # the others know no float64

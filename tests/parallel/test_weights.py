@@ -170,7 +170,7 @@ def contents(rendezvous: str, rank: int, case: Case) -> dict[Content, dict[str, 
     "layout",
     [
         {"fsdp": 2},
-        {"pipeline": 2},
+        pytest.param({"pipeline": 2}, marks=pytest.mark.slow),
         {"tensor": 2},
         pytest.param({"replicas": 2, "fsdp": 2}, marks=pytest.mark.slow),
         pytest.param({"fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),

@@ -37,7 +37,12 @@ def last_result(step: Step) -> str:
     return results(step)[-1]
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+QUICK = ("count", "move", "replace", "join")  # a number, a file elsewhere, another content, one of two
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in get_args(Kind)]
+)
 def test_gold_commands_earn_1_and_answers_to_other_tasks_or_silence_earn_0(kind: Kind) -> None:
     assert wrong(asyncio.run(validate(ShellTasks(**SMALL, kinds=(kind,)), 3))) == []
 

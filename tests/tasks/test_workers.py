@@ -19,9 +19,13 @@ from whet.processes.child import ChildDied
 from whet.rollouts.blend import Blend, Part
 from whet.tasks.base import TaskSet
 from whet.tasks.episodes import play
+from whet.tasks.games import SlidingPuzzle
 from whet.tasks.isolated import IsolatedEnvironments
+from whet.tasks.pictures import Pictures
 from whet.tasks.preference.reward_model import RewardModelTasks
 from whet.tasks.program import AgentTasks
+from whet.tasks.tools.corpus_search import CorpusSearch
+from whet.tasks.users.booking import BookingDesk
 from whet.tasks.worker_process import Link
 from whet.tasks.workers import WorkerTasks
 
@@ -30,7 +34,17 @@ class TestProcesses(WorkerContract):
     """Worker processes of this machine."""
 
 
-@pytest.mark.parametrize("taskset", BUILT_IN, ids=lambda taskset: type(taskset).__name__)
+@pytest.mark.parametrize(
+    "taskset",
+    [
+        pytest.param(
+            taskset,
+            id=type(taskset).__name__,
+            marks=[pytest.mark.slow] * (not isinstance(taskset, BookingDesk | CorpusSearch | Pictures | SlidingPuzzle)),
+        )
+        for taskset in BUILT_IN
+    ],
+)
 def test_every_built_in_task_set_grades_in_a_worker_as_in_the_run(taskset: TaskSet) -> None:
     tasks = taskset.tasks("test")[:2]
     answers = [(task, answer) for task in tasks for answer in (taskset.gold(task), "no answer") if answer is not None]
