@@ -6,8 +6,11 @@ the work. A second interrupt is raised at once.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from whet.run.signals import Stopped, StopRequest
@@ -25,13 +28,18 @@ def without_loop(work: Callable[[StopRequest], T]) -> T:
     except RuntimeError:
         return work(stop)
     thread = ThreadPoolExecutor(1, thread_name_prefix="whet-run")
-    running = thread.submit(work, stop)
+    running: Future[T] | None = None
     interrupted = False
     try:
         while True:
             try:
+                if running is None:
+                    with _later():  # a thread that starts, but is not known to Python yet, would never be ended
+                        running = thread.submit(work, stop)
                 return running.result()
             except KeyboardInterrupt:
+                if running is None:
+                    raise
                 interrupted = True
                 if stop.interrupt():
                     print("interrupted: the run saves after this step and ends; interrupt again to end it at once")
@@ -41,6 +49,22 @@ def without_loop(work: Callable[[StopRequest], T]) -> T:
         raise KeyboardInterrupt(str(error)) from None
     finally:
         thread.shutdown(wait=False)
+
+
+@contextmanager
+def _later() -> Iterator[None]:
+    """Handle interrupts of the block after it."""
+    if threading.current_thread() is not threading.main_thread():  # which gets none
+        yield
+        return
+    kept = list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, frame: kept.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        if kept:
+            signal.raise_signal(signal.SIGINT)
 
 
 def wait_for(work: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop) -> T:
