@@ -49,8 +49,10 @@ def export(
     gguf: GgufType | None = None,
     megatron: bool = False,
     force: bool = False,
+    policy: str = "",
 ) -> Exported:
-    """Write the policy or reward model of a run's checkpoint to the folder ``out``.
+    """Write the policy or reward model of a run's checkpoint to the folder ``out``. ``policy`` is the name of one of
+    its further policies.
 
     ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is the base model's by default. ``gguf``
     writes one GGUF file with matrices of this type instead of transformers' files, ``megatron`` a checkpoint of
@@ -65,7 +67,7 @@ def export(
         raise ConfigError(f"{out} holds the working folder, which an export would replace; name a folder to create")
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
         raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
-    recipe = _recipe(run)
+    recipe = _of_policy(_recipe(run), run, policy)
     config = ModelConfig.from_values(recipe["model"])
     _check_kept(out, run / "checkpoints", Path(config.path).expanduser())
     if adapter_only and config.lora is None:
@@ -88,7 +90,7 @@ def export(
     with replacing(out) as staging:
         staging.mkdir()
         padding = _write_tokenizer(config, recipe.get("chat_template"), staging, judges)
-        model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config)
+        model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config, policy)
         if padding is not None:
             model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
         saved_as = _write_model(model, config, staging, adapter_only, "float32" if gguf else dtype, megatron)
@@ -102,6 +104,20 @@ def export(
         lineage.write(staging)
     note_export(run, out)
     return Exported(out / _gguf_name(gguf) if gguf else out, checkpoint.step, lineage)
+
+
+def _of_policy(recipe: JsonObject, run: Path, name: str) -> JsonObject:
+    """Return the recipe with the model of one of its further policies, or unchanged without a name."""
+    if not name:
+        return recipe
+    policies = recipe.get("policies") or {}
+    if name not in policies:
+        known = ", ".join(policies) or "none, so leave --policy out"
+        raise ConfigError(f"{run} has no further policy {name!r}; there are: {known}")
+    own = policies[name]
+    if own.get("model") or own.get("chat_template"):
+        recipe = recipe | {"chat_template": own.get("chat_template")}
+    return recipe | {"model": own.get("model") or recipe["model"]}
 
 
 def _check_kept(out: Path, checkpoints: Path, model: Path) -> None:

@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from whet.models.config import ModelConfig
 
 
-def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> "PreTrainedModel":
-    """Return the checkpoint's policy on the CPU in float32 (a ``PreTrainedModel``, or a ``PeftModel`` with LoRA).
+FURTHER = "policies"  # the folder of further policies by name, in the folder of a checkpoint
+
+
+def load_policy(checkpoint: Checkpoint, config: "ModelConfig", name: str = "") -> "PreTrainedModel":
+    """Return the checkpoint's policy, or the further policy ``name``, on the CPU in float32 (a ``PreTrainedModel``, or
+    a ``PeftModel`` with LoRA).
     Quantized layers are ordinary ones with the same values. Raises ``CheckpointError`` if its tensors do not match the
     model's."""
     import torch
@@ -24,9 +28,9 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> "PreTrainedMod
     from whet.models.loading import load_model
     from whet.models.quantized import dequantize
 
-    path = checkpoint.folder / "policy"
+    path = (checkpoint.folder / FURTHER / name if name else checkpoint.folder) / "policy"
     if not path.is_dir():
-        raise CheckpointError(f"{checkpoint.folder} has no policy")
+        raise CheckpointError(f"{checkpoint.folder} has no policy{f' {name!r}' if name else ''}")
     model: Any = load_model(config, dtype=torch.float32, train=True)
     dequantize(model)
     copy_into(model, load_weights(path), path, partial=config.lora is not None)

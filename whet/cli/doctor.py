@@ -76,23 +76,32 @@ def _loaded(recipe: str | None, overrides: list[str]) -> "Recipe | None":
 def _agreement(recipe: "Recipe | None") -> Iterator[checks.Finding]:
     """Sample a few answers and have the learner score them, if the recipe samples."""
     from whet.algorithms.base import OnlineAlgorithm
-    from whet.base.errors import WhetError
+    from whet.run.policies import models_of
 
     if recipe is None or not isinstance(recipe.algorithm, OnlineAlgorithm):
         return
+    for name, own in (("", recipe.model_copy(update={"policies": {}})), *models_of(recipe)):
+        yield from _agreement_of(own, f" of {name}" if name else "")
+
+
+def _agreement_of(recipe: "Recipe", whose: str) -> Iterator[checks.Finding]:
+    """Check one policy, as if it were the only one."""
+    from whet.base.errors import WhetError
     from whet.diagnose.agreement import measure_agreement
     from whet.processes.compute import run_computing
 
     try:
         agreement = run_computing(measure_agreement(recipe))
     except WhetError as error:
-        yield checks.Finding("agreement", f"can't be measured: {error}", "broken")
+        yield checks.Finding(f"agreement{whose}", f"can't be measured: {error}", "broken")
         return
     difference = f"mean exp|lp_learner - lp_generator| {agreement.error:.4f} over {agreement.tokens} sampled tokens"
-    yield checks.Finding("agreement", difference, "good" if agreement.agrees else "broken", agreement.cause or "")
+    yield checks.Finding(
+        f"agreement{whose}", difference, "good" if agreement.agrees else "broken", agreement.cause or ""
+    )
     if agreement.agrees and not agreement.stopped:
         advice = "check that the chat template is the model's, and raise sampling.max_new_tokens"
-        yield checks.Finding("answers", "all were truncated: the model ended none itself", "advice", advice)
+        yield checks.Finding(f"answers{whose}", "all were truncated: the model ended none itself", "advice", advice)
 
 
 def _print(finding: checks.Finding) -> None:

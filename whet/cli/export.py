@@ -38,6 +38,10 @@ def export(
         str | None, typer.Option("--push", metavar="USER/NAME", help="Also upload it to the Hugging Face Hub.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: not for the public.")] = False,
+    policy: Annotated[
+        str,
+        typer.Option("--policy", metavar="NAME", help="One of the recipe's further policies, instead of the main one."),
+    ] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace the contents of the folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +64,9 @@ def export(
     from whet.checkpoint.export import export as write
 
     which = int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step)
-    exported = write(folder, out, which, adapter_only=adapter, dtype=dtype, gguf=gguf, megatron=megatron, force=force)
+    exported = write(
+        folder, out, which, adapter_only=adapter, dtype=dtype, gguf=gguf, megatron=megatron, force=force, policy=policy
+    )
     done: dict[str, object] = {"step": exported.step}
 
     def say(what: str, where: str) -> None:  # at once: what follows may fail

@@ -30,6 +30,7 @@ def serve(
     """Serve a model with OpenAI's API. For example: whet serve runs/quickstart-20260131-120000"""
     require("serve", "whet serve", "starlette", "uvicorn")
     from whet.algorithms.base import OnlineAlgorithm
+    from whet.base.errors import ConfigError
     from whet.cli.evaluate import run_of, with_model_of
     from whet.config import load
     from whet.processes.compute import run_computing
@@ -43,6 +44,11 @@ def serve(
     settings = load(Recipe, target if samples else "quickstart", [*(overrides or []), *lengths]).value
     if run is not None and not samples:  # it learned from rows, so its recipe has no generator
         settings = with_model_of(settings, run)
+    if run is not None and settings.policies:
+        raise ConfigError(
+            f"{target} trained several policies, and `whet serve` serves one: write one with `whet export {target} "
+            "--out FOLDER` (of a further policy with --policy NAME), and serve the folder"
+        )
     name = Path(target).resolve().name if Path(target).exists() else target
 
     def ready(address: "Address") -> None:

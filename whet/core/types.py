@@ -7,8 +7,8 @@ pair a group of two, and GRPO's samples a group of G, so every objective reads t
 """
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, Generic, Literal, NotRequired, TypedDict
 
@@ -230,6 +230,18 @@ class Group:
             for role, reward in (episode.rewards or {"": episode.reward}).items():
                 rewards.setdefault(role, []).append(reward)
         return rewards
+
+    def of_roles(self, plays: Callable[[str], bool]) -> "Group":
+        """Return the group with what the roles did for which ``plays`` is true: their branches and rewards. Episodes in
+        which none of them replied are left out; one that ended before any reply is that of the role without a name.
+        ``Episode.reward`` stays the mean over all roles."""
+        episodes = []
+        for episode in self.episodes:
+            branches = [branch for branch in episode.branches if plays(branch.role)]
+            if branches or (not episode.branches and plays("")):
+                rewards = {role: reward for role, reward in episode.rewards.items() if plays(role)}
+                episodes.append(replace(episode, branches=branches, rewards=rewards))
+        return replace(self, episodes=episodes)
 
 
 def _with_lists(items: list[tuple[str, object]]) -> dict[str, object]:

@@ -17,7 +17,7 @@ from whet.metrics.clock import Timing
 from whet.processes.loop_thread import format_error
 from whet.rollouts.failures import Failures, is_mistake
 from whet.rollouts.sampling import Sampling
-from whet.rollouts.session import LimitReached, Recording, Session
+from whet.rollouts.session import NO_CAST, Cast, LimitReached, Recording, Session
 from whet.tasks.base import Environment, Environments, Program, Step, checked_score
 
 if TYPE_CHECKING:
@@ -42,14 +42,16 @@ async def play(
     failures: Failures,
     endpoint: "Endpoint | None" = None,
     record: type[Recording] = Recording,
+    cast: Cast = NO_CAST,
 ) -> Episode:
-    """Play an episode with ``run_episode``, or with ``run_program`` through the endpoint. After an infrastructure
-    failure it is played again from the start, with the same seed. An attempt that takes longer than ``deadline``
-    seconds is such a failure; a mistake in the environment's code is not. If the last attempt fails, return an episode
-    without tokens whose status is failed. Errors of the run itself are raised."""
+    """Play an episode with ``run_episode``, or with ``run_program`` through the endpoint. ``cast`` has the players of
+    roles that other models play. After an infrastructure failure it is played again from the start, with the same seed.
+    An attempt that takes longer than ``deadline`` seconds is such a failure; a mistake in the environment's code is
+    not. If the last attempt fails, return an episode without tokens whose status is failed. Errors of the run itself
+    are raised."""
     reason = ""
     for attempt in range(retries + 1):
-        recording = record(generator, renderer, sampling, session, seed, timing)
+        recording = record(generator, renderer, sampling, session, seed, timing, cast=cast)
         limit = asyncio.timeout(deadline)
         try:
             async with limit:

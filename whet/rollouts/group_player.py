@@ -1,5 +1,5 @@
-"""Plays the episodes of one task concurrently with one generator, rewards them, and returns them as a group. See
-``source.py`` for who waits for whom."""
+"""Plays the episodes of one task concurrently with one generator (or, with several policies, one for each), rewards
+them, and returns them as a group. See ``source.py`` for who waits for whom."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -19,6 +19,7 @@ from whet.rollouts.episode import play
 from whet.rollouts.failures import Failures
 from whet.rollouts.rewards import Reward, Score, compose
 from whet.rollouts.sampling import Sampling
+from whet.rollouts.session import NO_CAST, Cast
 from whet.tasks.base import checked_score
 from whet.tasks.isolated import IsolatedEnvironments
 
@@ -43,9 +44,10 @@ class GroupPlayer:
         blend: Blend | None = None,
         seed: int = 0,
         endpoint: "Endpoint | None" = None,
+        cast: Cast = NO_CAST,
     ) -> None:
         self.config, self.sampling, self.environments = config, sampling, environments
-        self.generator, self.renderer, self.endpoint = generator, renderer, endpoint
+        self.generator, self.renderer, self.endpoint, self.cast = generator, renderer, endpoint, cast
         self.rewards, self.declared, self.blend, self.seed = rewards, declared, blend, seed
         self.timing, self.failures = Timing(), Failures()
         self._slots = asyncio.Semaphore(config.concurrency)
@@ -97,6 +99,7 @@ class GroupPlayer:
                     timing=self.timing,
                     failures=self.failures,
                     endpoint=self.endpoint,
+                    cast=self.cast,
                 )
                 played.status, played.tokens = episode.status.value, episode.trained_tokens
         ended()

@@ -11,8 +11,9 @@ begins. All branches of an episode share its budgets. Independent of environment
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Self
 
 from whet.base.errors import DataError
@@ -55,9 +56,22 @@ class Reply:
     completion: Completion
 
 
+@dataclass(slots=True, frozen=True)
+class Player:
+    """A model that replies: its generator, and the renderer of its tokens."""
+
+    generator: Engine[object]
+    renderer: Renderer
+
+
+Cast = Mapping[str, Player]  # the players of roles by their names
+NO_CAST: Cast = MappingProxyType({})  # one model plays all roles
+
+
 @dataclass(slots=True)
 class Recording:
-    """The state that all branches of one episode share."""
+    """The state that all branches of one episode share. ``generator`` replies, and ``renderer`` renders, for each role
+    that has no player of its own in ``cast``."""
 
     generator: Engine[object]
     renderer: Renderer
@@ -68,6 +82,7 @@ class Recording:
     usage: Usage = field(default_factory=Usage)
     branches: "list[Session]" = field(default_factory=list)
     call_ids: set[str] = field(default_factory=set)
+    cast: Cast = field(default_factory=dict)
     shortens: bool = True  # messages between two replies; a program's messages are never shortened
     started: float = field(default_factory=time.monotonic)
 
@@ -141,7 +156,7 @@ class Session:
         which only the new messages are rendered. ``watch`` is called while the reply is sampled, if the engine hands
         out tokens. Raises ``DataError`` if it doesn't extend this branch,
         ``PromptTooLong``, and ``LimitReached`` if a budget of the episode is used up."""
-        check_images(self.recording.renderer, messages, f" of {self.recording.name}")
+        check_images(self.player.renderer, messages, f" of {self.recording.name}")
         async with self._busy, self.recording.clock():
             if not self.extended_by(messages, tools):
                 raise DataError(
@@ -171,6 +186,12 @@ class Session:
         self.spans[-1].reward += reward
 
     @property
+    def player(self) -> Player:
+        """The model that replies in this branch."""
+        recording = self.recording
+        return recording.cast.get(self.role) or Player(recording.generator, recording.renderer)
+
+    @property
     def tokens(self) -> list[int]:
         """All tokens of this branch."""
         return [token for span in self.spans for token in span.tokens]
@@ -196,7 +217,8 @@ class Session:
         self, new: Sequence[Message], tools: Schemas | None, limit: int | None, watch: Watch | None
     ) -> Reply:
         recording = self.recording
-        renderer, sampling, usage = recording.renderer, recording.sampling, recording.usage
+        player, sampling, usage = self.player, recording.sampling, recording.usage
+        renderer = player.renderer
         if usage.turns >= sampling.max_turns:
             raise LimitReached("turns")
         history = self.tokens
@@ -219,7 +241,7 @@ class Session:
             params = replace(params, images=tuple(urls))
         usage.turns += 1
 
-        engine, name = recording.generator, recording.name
+        engine, name = player.generator, recording.name
         if watch is None:
             sample = sampler(engine, name)
         else:
@@ -247,7 +269,7 @@ class Session:
         return Reply(message, history, completion)
 
     def _prompt(self, messages: Sequence[Message], tools: Schemas | None) -> list[int]:
-        recording, renderer = self.recording, self.recording.renderer
+        recording, renderer = self.recording, self.player.renderer
         most, tokens = recording.sampling.max_prompt_tokens, None
         if not renderer.longer_than(most, messages, tools):
             if tools:
@@ -264,7 +286,7 @@ class Session:
 
     def _following(self, new: Sequence[Message], history: list[int]) -> tuple[list[int], list[Message]]:
         """Return the tokens that new messages add, and the messages as the model sees them."""
-        renderer, sampling = self.recording.renderer, self.recording.sampling
+        renderer, sampling = self.player.renderer, self.recording.sampling
         if not self.recording.shortens:
             if renderer.longer_than(sampling.longest - len(history), new):
                 raise LimitReached("tokens")

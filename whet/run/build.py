@@ -9,6 +9,7 @@ from whet.base.errors import ConfigError
 from whet.base.seeds import derive_seed
 from whet.base.strict_json import JsonObject
 from whet.core.types import Distribution
+from whet.run.policies import models_of
 
 _NARROW = 0.5  # nats: the probe's tolerance where the engine computes in 8 bits
 _PROBE_PROMPT = 144  # tokens: more than a block of an engine's prefix cache, so that a kept cache shows
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from whet.cluster.lease import Devices
     from whet.engines.base import Engine
     from whet.learner.learner import WorkerLearner
+    from whet.rollouts.session import Player
     from whet.run.recipe import Recipe
     from whet.weights.base import WeightSync
     from whet.weights.source import NamedTensors
@@ -62,6 +64,17 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Engine[object]":
     return recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer, deployment)
 
 
+def further_players(recipe: "Recipe") -> "dict[str, Player]":
+    """Return the further policies of a run as players of their roles; their weights are still to be written."""
+    from whet.rollouts.session import Player
+
+    players = {}
+    for name, own in models_of(recipe):
+        renderer = build_renderer(own)
+        players[name] = Player(build_generator(own, renderer), renderer)
+    return players
+
+
 def build_sync(recipe: "Recipe", text: list[int], devices: "Devices | None" = None) -> "WeightSync":
     """Return the transfer of the policy's weights to the generator. Its probe reads ``text``, at least two tokens."""
     from whet.weights.engine import EngineSync
@@ -79,8 +92,9 @@ def build_sync(recipe: "Recipe", text: list[int], devices: "Devices | None" = No
     return EngineSync(weights, repeated, distribution, devices)
 
 
-def trained_weights(recipe: "Recipe", run: Path | None) -> "NamedTensors":
-    """Return the weights of a run's best checkpoint (the newest if none was evaluated), or of the recipe's model."""
+def trained_weights(recipe: "Recipe", run: Path | None, policy: str = "") -> "NamedTensors":
+    """Return the weights of a run's best checkpoint (the newest if none was evaluated), or of the recipe's model.
+    ``policy`` is the name of a further policy, whose recipe is given."""
     import torch
 
     from whet.checkpoint.policy import load_policy
@@ -91,15 +105,16 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "NamedTensors":
     if run is None:
         return ModelWeights(load_model(recipe.model, dtype=torch.float32, train=False))
     store = CheckpointStore(run / "checkpoints", recipe.checkpoints)
-    return ModelWeights(load_policy(store.load(), recipe.model))
+    return ModelWeights(load_policy(store.load(), recipe.model, policy))
 
 
 @asynccontextmanager
 async def open_generator(
-    recipe: "Recipe", run: Path | None, model: str | None = None
+    recipe: "Recipe", run: Path | None, model: str | None = None, policy: str = ""
 ) -> "AsyncIterator[tuple[Engine[object], Renderer]]":
     """Open a generator, and the renderer of its texts, with the weights of a run's best checkpoint, of another
-    ``model``, or of the recipe's. Nothing is trained."""
+    ``model``, or of the recipe's. ``policy`` is the name of a further policy, whose recipe is given. Nothing is
+    trained."""
     from whet.processes.compute import compute
     from whet.run.machine import decide
 
@@ -118,7 +133,7 @@ async def open_generator(
     async with Closing() as closing:
         generator = build_generator(settings, renderer)
         closing.closes("the generator", generator.close)
-        weights = await compute(trained_weights, settings, run)
+        weights = await compute(trained_weights, settings, run, policy)
         await build_sync(settings, [0, 0]).load(weights, generator, 0)
         yield generator, renderer
 

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from whet.base.closing import Closing
@@ -21,8 +22,9 @@ from whet.rollouts.blend import Blend
 from whet.rollouts.episode import play
 from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling
-from whet.rollouts.session import Recording
+from whet.rollouts.session import NO_CAST, Cast, Player, Recording
 from whet.run.evaluation import EvaluationConfig, EvaluationSet, Options
+from whet.run.policies import cast_of, models_of
 from whet.run.scores import Report, Stated
 from whet.tasks.base import TaskSet
 from whet.tasks.isolated import IsolatedEnvironments
@@ -52,11 +54,12 @@ async def evaluate_tasks(
     name: str = "",
     stated: Stated | None = None,
     record: type[Recording] = Recording,
+    cast: Cast = NO_CAST,
 ) -> Report:
     """Answer every task ``config.samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
     where the task set has no such score, when its reward is positive. Tasks of a ``blend`` have the limits of their
-    environments. Raises ``DataError`` for an episode that fails after all retries, because a missing answer must not
-    count as a wrong one."""
+    environments. ``cast`` has the players of roles. Raises ``DataError`` for an episode that fails after all retries,
+    because a missing answer must not count as a wrong one."""
     if not tasks:
         raise DataError(
             f"the task set has no task in the split {config.split} to evaluate on; choose another evaluation.split, or "
@@ -80,6 +83,7 @@ async def evaluate_tasks(
                 failures=failures,
                 endpoint=endpoint,
                 record=record,
+                cast=cast,
             )
         if episode.status is Status.FAILED:
             failures.check()
@@ -115,30 +119,42 @@ async def evaluate_tasks(
 async def evaluate_all(
     recipe: "Recipe",
     environments: IsolatedEnvironments,
-    generator: Engine[object],
-    renderer: Renderer,
+    main: Player,
     endpoint: "Endpoint",
+    further: Mapping[str, Player] = MappingProxyType({}),
 ) -> Report:
     """Evaluate on the run's held-out tasks, unless there are additional sets and no such task, and on each additional
-    set, which ``check_sets`` has checked."""
+    set, which ``check_sets`` has checked.
+
+    The ``main`` policy answers. Of ``further`` policies, each plays its roles where episodes have roles; episodes
+    without are played by each of them as well, and reported as a set under its name."""
     config, data = recipe.evaluation, recipe.taskset
     blend = data if isinstance(data, Blend) else None
-    tasks, sampling = held_out(data, config.split, config.limit, renderer), config.sampling(recipe.sampling)
-    report = Report.without_tasks()
-    if tasks or not config.sets:
-        report = await evaluate_tasks(
+    tasks, sampling = held_out(data, config.split, config.limit, main.renderer), config.sampling(recipe.sampling)
+    cast = cast_of(recipe, main, further)
+
+    async def played_by(player: Player, name: str = "") -> Report:
+        return await evaluate_tasks(
             tasks,
             environments,
-            generator,
-            renderer,
+            player.generator,
+            player.renderer,
             sampling,
             config,
             blend=blend,
             seed=recipe.seed,
             endpoint=endpoint,
+            name=name,
             stated=_stated(data),
+            cast=cast,
         )
-    report.sets |= await _evaluate_sets(recipe, config.sets, generator, renderer, endpoint)
+
+    report = Report.without_tasks()
+    if tasks or not config.sets:
+        report = await played_by(main)
+        if any(branch.role not in cast for _, episode in report.episodes for branch in episode.branches):
+            report.sets |= {name: await played_by(player, name) for name, player in further.items()}
+    report.sets |= await _evaluate_sets(recipe, config.sets, main.generator, main.renderer, endpoint)
     return report
 
 
@@ -242,8 +258,9 @@ async def evaluate_model(
     samples: int | None = None,
     temperature: float | None = None,
 ) -> Report:
-    """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``.
-    Needs a compute thread: see ``run_computing``."""
+    """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``. The
+    recipe's further policies are evaluated, too; another model plays every role. Needs a compute thread: see
+    ``run_computing``."""
     from whet.endpoint.server import Endpoint
     from whet.run.build import open_generator
 
@@ -254,13 +271,17 @@ async def evaluate_model(
     async with Closing() as closing:
         environments = IsolatedEnvironments(taskset.open())
         closing.closes("the environments", environments.close)
-        generator, renderer = await closing.enter_async_context(open_generator(settings, run, model))
+        main = Player(*await closing.enter_async_context(open_generator(settings, run, model)))
+        further = {}
+        for name, own in models_of(settings) if model is None else ():
+            further[name] = Player(*await closing.enter_async_context(open_generator(own, run, policy=name)))
+        generator, renderer = main.generator, main.renderer
         environments.use_policy(JudgeModel(generator, renderer, settings.generator.max_context).answer)
         endpoint = Endpoint(renderer, recipe.endpoint)
         closing.closes("the endpoint", endpoint.close)
         PROGRESS.begin("evaluating")
         await check_sets(settings.evaluation.sets, renderer)
-        return await evaluate_all(settings, environments, generator, renderer, endpoint)
+        return await evaluate_all(settings, environments, main, endpoint, further)
 
 
 async def evaluate_on(

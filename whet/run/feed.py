@@ -2,7 +2,7 @@
 has a source of groups, receives each new version of the weights, and evaluates; the loop treats both kinds alike."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from whet.base.closing import Closing
 from whet.base.errors import WhetError
 from whet.chat.renderer import Renderer
-from whet.cluster.lease import Devices
-from whet.core.batch import Batch
+from whet.checkpoint.policy import FURTHER
+from whet.cluster.lease import Devices, TenantGroup
 from whet.core.content import words_of
 from whet.core.types import Distribution, Group, Message, Task
 from whet.data.source import Source
@@ -27,9 +27,11 @@ from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.no_signal import NoSignal
 from whet.rollouts.recorder import failures, records
 from whet.rollouts.replay import keep_groups
+from whet.rollouts.session import Player
 from whet.rollouts.source import RolloutSource
-from whet.run.build import build_generator, build_sync
+from whet.run.build import build_generator, build_sync, further_players
 from whet.run.evaluate import check_sets, evaluate_all
+from whet.run.policies import cast_of
 from whet.run.policy import Sampler
 from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.listing import tasks_of
@@ -37,6 +39,7 @@ from whet.tasks.validate import require
 
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
+    from whet.run.steps import Lesson
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,7 @@ class Feed:
         self.source, self.distribution, self.longest = source, distribution, longest
         self.groups_per_epoch = groups_per_epoch
         self.sampler: Sampler | None = None
+        self.further: Mapping[str, Sampler] = {}  # the samplers of further policies
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
         """Do what is to be done once before the ``steps`` (from 0; steps that are done are not in the range). Return
@@ -67,8 +71,8 @@ class Feed:
     def check(self, step: int, values: Mapping[str, float]) -> None:
         """Check the metrics of a step. Raises ``WhetError`` if the run must not continue."""
 
-    def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
-        """Write what was sampled into the run folder."""
+    def record(self, folder: Path, step: int, groups: list[Group], lessons: "Sequence[Lesson]") -> None:
+        """Write what was sampled into the run folder, and what each policy learned from it."""
 
     async def close(self) -> None:
         """Close what the feed holds."""
@@ -87,8 +91,11 @@ class SampledFeed(Feed):
         self.recipe, self.renderer = recipe, renderer
         self.devices = devices or Devices({}, shared=False)
         self.generator = build_generator(recipe, renderer)
-        if recipe.devices.placement == "colocated" or isinstance(self.generator, PausableEngine):
-            self.devices.tenants["generation"] = pausable(self.generator, "devices.placement=colocated")
+        self.players = further_players(recipe)
+        generators = [self.generator, *(player.generator for player in self.players.values())]
+        if recipe.devices.placement == "colocated" or all(isinstance(each, PausableEngine) for each in generators):
+            each_pauses = [pausable(each, "devices.placement=colocated") for each in generators]
+            self.devices.tenants["generation"] = TenantGroup(each_pauses) if self.players else each_pauses[0]
         else:
             self.devices.shared = False  # it keeps its weights while the learner computes
         self.environments = IsolatedEnvironments(recipe.taskset.open())
@@ -105,6 +112,7 @@ class SampledFeed(Feed):
             blend=recipe.taskset if isinstance(recipe.taskset, Blend) else None,
             seed=recipe.seed,
             endpoint=self.endpoint,
+            cast=cast_of(recipe, Player(self.generator, renderer), self.players),
         )
         source = RolloutSource(
             recipe.rollouts,
@@ -124,6 +132,14 @@ class SampledFeed(Feed):
         self.rollouts = source
         sync = build_sync(recipe, _probe_text(renderer, source.tasks[0]), self.devices)
         self.sampler = Sampler(player, self.generator, sync)
+        self.further = {
+            name: Sampler(
+                player,
+                each.generator,
+                build_sync(recipe.of_policy(name), _probe_text(each.renderer, source.tasks[0]), self.devices),
+            )
+            for name, each in self.players.items()
+        }
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
         self.recipe.weights.check_device(learners["policy"].facts.device)
@@ -137,7 +153,8 @@ class SampledFeed(Feed):
             await check_sets(self.recipe.evaluation.sets, self.renderer)
             self._checked = True
         async with self.devices.acquire("generation"):
-            report = await evaluate_all(self.recipe, self.environments, self.generator, self.renderer, self.endpoint)
+            main = Player(self.generator, self.renderer)
+            report = await evaluate_all(self.recipe, self.environments, main, self.endpoint, self.players)
         both = [] if self._warned_of_both else self._trained_on({task.uid for task, _ in report.episodes})
         if both:
             self._warned_of_both = True
@@ -166,12 +183,14 @@ class SampledFeed(Feed):
         ``WhetError`` above ``rollouts.max_mismatch``."""
         if self._no_signal is not None:
             self._no_signal.check(step, values)
-        rollouts, error, old = self.recipe.rollouts, values.get(MISMATCH, 1.0), values.get("staleness/max", 0.0)
+        rollouts, old = self.recipe.rollouts, values.get("staleness/max", 0.0)
+        keys = [MISMATCH, *(f"{FURTHER}/{name}/{MISMATCH}" for name in self.players)]
+        error, key = max((values.get(key, 1.0), key) for key in keys)
         cause = "`whet doctor RECIPE` looks for the cause"
         if old:
             cause = f"Some were sampled by weights {old:g} steps old, which explains a part of it; {cause} of the rest"
         message = (
-            f"in step {step} {MISMATCH} is {error:.4g}, above rollouts.{{}} = {{:g}}: the log-probs that the generator "
+            f"in step {step} {key} is {error:.4g}, above rollouts.{{}} = {{:g}}: the log-probs that the generator "
             f"gives its tokens are not the learner's. {cause}"
         )
         if rollouts.max_mismatch is not None and error > rollouts.max_mismatch:
@@ -181,18 +200,21 @@ class SampledFeed(Feed):
             log.warning(message.format("mismatch_alarm", rollouts.mismatch_alarm))
         self._disagrees = disagrees
 
-    def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
+    def record(self, folder: Path, step: int, groups: list[Group], lessons: "Sequence[Lesson]") -> None:
         self.rollouts.ledger.write(folder)
         if self.recipe.rollouts.keep_groups:
             keep_groups(folder, step, groups)
         every = self.recipe.rollouts.record_every
         if every and step % every == 0:
             lost = failures(step, self.rollouts.lost)
-            write_rollouts(folder, step, chain(records(step, groups, batch, self.renderer), lost))
+            learned = (records(step, each.groups, each.batch, each.policy.renderer) for each in lessons)
+            write_rollouts(folder, step, chain(*learned, lost))
 
     async def close(self) -> None:
         async with Closing() as closing:
             closing.closes("the generator", self.generator.close)
+            for name, player in self.players.items():
+                closing.closes(f"the generator of {name}", player.generator.close)
             closing.closes("the endpoint", self.endpoint.close)
             closing.closes("the environments", self.environments.close)
 

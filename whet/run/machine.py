@@ -58,8 +58,13 @@ def decide(recipe: "Recipe", *, starts: bool = True) -> tuple["Recipe", Decision
     if learner.precision == "auto":
         fastest = learner.fastest(choices[devices[0]].precision, devices[0])
         learner = learner.model_copy(update={"precision": fastest})
+    policies = dict(recipe.policies)
     if samples:
         generator = generator.resolve_auto(model, devices[1])
+        for name, policy in policies.items():
+            if policy.generator is not None:
+                resolved = policy.generator.resolve_auto(load_model_config(policy.model or recipe.model), devices[1])
+                policies[name] = policy.model_copy(update={"generator": resolved})
     if problem := next(learner.problems(recipe.parallel, recipe.model.lora is not None), None):
         raise ConfigError(f"{problem}; learner.precision = auto is {learner.precision} on this machine")
     slow = [
@@ -77,7 +82,7 @@ def decide(recipe: "Recipe", *, starts: bool = True) -> tuple["Recipe", Decision
         rates=next((asdict(choice.rates) for choice in choices.values() if choice.rates), None),
         instructions=asdict(Instructions.here()),
     )
-    return recipe.model_copy(update={"learner": learner, "generator": generator}), decision
+    return recipe.model_copy(update={"learner": learner, "generator": generator, "policies": policies}), decision
 
 
 def decide_run(recipe: "Recipe", folder: Path, resuming: bool) -> "Recipe":

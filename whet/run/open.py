@@ -68,6 +68,12 @@ class OpenRun:
         return self._run.policy
 
     @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The recipe's further policies, by name. ``sample`` of any policy plays with all of them; each makes batches
+        of what its own roles did, and is updated and published by itself."""
+        return {policy.name: policy for policy in self._run.further}
+
+    @property
     def tasks(self) -> Tasks:
         """The training tasks. Raises ``ConfigError`` where the recipe learns from rows; ``source`` has those."""
         if self._tasks is None:
@@ -122,7 +128,8 @@ async def opened(
                 await compute(record_run, decided, folder, decided.seed)
                 await stack.enter_async_context(run.source)
                 run.scorers = await run.feed.prepare(run.learners, folder, range(run.recipe.steps))
-                await run.policy.publish(0)
+                for policy in run.policies:
+                    await policy.publish(0)
             run.clock.start()
             yield OpenRun(run, run.recipe)
 
@@ -186,6 +193,8 @@ class Blocking:
                 return wait_for(value(*args, **named), self._loop)
 
             return blocking
+        if name == "policies":
+            return {key: Blocking(policy, self._loop) for key, policy in value.items()}
         return Blocking(value, self._loop) if name in ("policy", "source") else value
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -10,7 +10,7 @@ or in engines; awaiting a method never blocks the event loop.
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from whet.base.errors import ConfigError, DataError
+from whet.checkpoint.policy import FURTHER
 from whet.cluster.lease import Devices
 from whet.core.batch import Batch
 from whet.core.types import Distribution, Group, Status, Task
@@ -27,6 +28,7 @@ from whet.metrics import Metrics
 from whet.rollouts.group_metrics import count_group
 from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.sampling import Sampling
+from whet.run.policies import everything
 
 if TYPE_CHECKING:
     from whet.chat.renderer import Renderer
@@ -47,7 +49,8 @@ class Sampler:
 
 class Policy:
     """``learners`` has one for each role of the algorithm, the main one first; ``trained`` are the roles that learn.
-    ``sampler`` is None for a run that learns from rows."""
+    ``sampler`` is None for a run that learns from rows. A further policy has a ``name``; ``plays`` tells which roles of
+    the episodes it plays and learns from."""
 
     def __init__(
         self,
@@ -57,10 +60,13 @@ class Policy:
         devices: Devices,
         distribution: Distribution,
         sampler: Sampler | None = None,
+        name: str = "",
+        plays: Callable[[str], bool] = everything,
     ) -> None:
         self.renderer, self.learners, self.devices, self.sampler = renderer, learners, devices, sampler
         self.trained, self.main_role = tuple(trained), next(iter(learners))
         self.distribution = distribution  # that log-probs are taken under
+        self.name, self.plays = name, plays
         self.version = 0  # of the weights that the generator has
         self.metrics = Metrics()  # of what was sampled, learned and published since they were last taken
         self._groups = 0
@@ -82,9 +88,15 @@ class Policy:
                 count_group(self.metrics, group, player.sampling_of(group.task, sampling).mode, self.version)
         return list(groups)
 
+    def share(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups with what this policy did; those in which it never replied are left out."""
+        if self.plays is everything:
+            return list(groups)
+        return [own for group in groups if (own := group.of_roles(self.plays)).episodes]
+
     def batch(self, groups: Sequence[Group]) -> Batch:
         """Lay out the tokens of the groups, prompts shared where the model can. Groups with a failed episode are left
-        out, with a warning. Raises ``DataError`` where none is left."""
+        out, with a warning, and so is what other policies did. Raises ``DataError`` where nothing is left."""
         whole = [group for group in groups if not _failed(group)]
         if len(whole) < len(groups):
             failed = next(group for group in groups if _failed(group))
@@ -93,7 +105,9 @@ class Policy:
             if not whole:
                 raise DataError(text)
             log.warning(text)
-        return Batch.from_groups(whole, share_prompts=self.shares_prompts, distribution=self.distribution)
+        if not (own := self.share(whole)):
+            raise DataError(f"the policy {self.name or 'of the section model'} replied in none of the groups")
+        return Batch.from_groups(own, share_prompts=self.shares_prompts, distribution=self.distribution)
 
     @property
     def shares_prompts(self) -> bool:
@@ -148,6 +162,15 @@ class Policy:
                 raise ConfigError(f"{folder} holds no weights of the {role}: there is no folder {part}")
             async with self.devices.acquire("learning"):
                 await self.learners[role].load(part)
+
+    def place(self, folder: Path) -> Path:
+        """Return the folder of this policy in the folder of a run or a checkpoint."""
+        return folder / FURTHER / self.name if self.name else folder
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of its metrics."""
+        return f"{FURTHER}/{self.name}/" if self.name else ""
 
     def _learner(self, role: str | None) -> Learner:
         role = role or self.main_role

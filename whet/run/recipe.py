@@ -26,11 +26,13 @@ from whet.metrics.sinks.base import SINKS
 from whet.metrics.sinks.jsonl import JSONLSink
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
+from whet.rollouts.blend import Name
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Sampling
 from whet.run.evaluation import EvaluationConfig
 from whet.run.other_names import here
+from whet.run.policies import PolicyConfig
 from whet.run.recipe_checks import check_parts, kind_name
 from whet.run.unread import idle, unread_by_rows
 from whet.sandbox.sandbox import UNPROTECTED, is_unprotected
@@ -85,6 +87,8 @@ class Recipe(Config):
     """The ranks over which each learner is spread, by kind of parallelism."""
     generator: Annotated[GeneratorConfig, Component(GENERATORS, GONE)] = Field(default="torch")  # type: ignore[assignment]
     """The engine that samples."""
+    policies: dict[Name, PolicyConfig] = Field(default={})
+    """Further policies that learn in this run, by name, for episodes of several roles."""
     weights: WeightSyncConfig = WeightSyncConfig()
     """The transfer of new weights to the generator, and the proof of their arrival."""
     profile: ProfileConfig = ProfileConfig()
@@ -135,6 +139,10 @@ class Recipe(Config):
         """Maximum number of tokens that are learned from at once: an episode, or a row; None: not limited."""
         return self.data.longest if isinstance(self.data, Rows) else self.sampling.longest
 
+    def of_policy(self, name: str) -> Self:
+        """Return the recipe of a run whose only policy is the further policy ``name``."""
+        return self.model_copy(update={**self.policies[name].replaces(), "policies": {}})
+
     @property
     def taskset(self) -> TaskSet:
         """``data`` as tasks. Raises ``ConfigError`` where it holds rows."""
@@ -184,8 +192,12 @@ class Recipe(Config):
         """Return the setting because of which answers come from another distribution than the learner's, if any."""
         if self._stale:
             return "rollouts.max_staleness"
-        narrow = self.generator.low_precision_setting if isinstance(self.algorithm, OnlineAlgorithm) else None
-        return narrow and f"generator.{narrow}"
+        generators = {"generator": self.generator} if isinstance(self.algorithm, OnlineAlgorithm) else {}
+        for name, policy in self.policies.items():
+            if policy.generator is not None:
+                generators[f"policies.{name}.generator"] = policy.generator
+        narrow = (f"{key}.{each}" for key, g in generators.items() if (each := g.low_precision_setting) is not None)
+        return next(narrow, None)
 
     def with_implied(self, written: Callable[[str], bool]) -> tuple[Self, dict[str, str]]:
         """Correct for rollouts of stale or quantized weights by truncated importance sampling, unless a correction, or

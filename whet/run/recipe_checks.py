@@ -16,6 +16,7 @@ from whet.models.config import ModelConfig
 from whet.rollouts.blend import Blend, Part
 from whet.rollouts.filters import OverlongShaping
 from whet.rollouts.rewards import Score
+from whet.run.policies import problems_of_policies
 from whet.tasks.base import TASK_SETS, TaskSet
 from whet.tasks.judges.config import own_judges
 
@@ -53,6 +54,11 @@ def check_parts(recipe: "Recipe") -> None:
         )
     if problems := "\n".join(_problems_of_parts(recipe)):
         raise ValueError(problems)
+    for name in recipe.policies:
+        try:
+            check_parts(recipe.of_policy(name))
+        except ValueError as error:
+            raise ValueError(f"policies.{name}: {error}") from None
 
 
 def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
@@ -71,6 +77,8 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
         yield from _problems_of_pausing(recipe)
         yield from _problems_of_replay(recipe)
         yield from _problems_of_scores(recipe)
+    if recipe.policies:
+        yield from problems_of_policies(recipe)
     yield from _problems_of_own_judges(recipe, samples)
     yield from recipe.weights.problems(recipe.generator if samples else None, recipe.model.lora, recipe.devices)
     if recipe.steps and (late := [step for step in recipe.profile.steps if step > recipe.steps]):

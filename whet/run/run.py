@@ -18,6 +18,7 @@ from whet.base.strict_json import JsonObject
 from whet.chat.renderer import Renderer
 from whet.checkpoint.lock import run_lock
 from whet.checkpoint.mirror import Mirror
+from whet.checkpoint.policy import FURTHER
 from whet.checkpoint.store import CheckpointStore
 from whet.cluster.lease import Devices, TenantGroup
 from whet.config import dump_yaml, load
@@ -35,6 +36,7 @@ from whet.run.folder import Place, check_steps, create
 from whet.run.log import logging_to, versions
 from whet.run.machine import decide_run, read
 from whet.run.patience import Patience
+from whet.run.policies import in_words, models_of, plays
 from whet.run.policy import Policy
 from whet.run.recipe import Recipe
 from whet.run.rows_feed import RowsFeed
@@ -92,6 +94,8 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
 
     with run_lock(folder), logging_to(folder):
         log.info("%s into %s: %s, %s", "resuming" if resuming else "training", folder, recipe.duration, versions())
+        if recipe.policies:
+            log.info(in_words(recipe))
         for warning in recipe.warnings():
             log.warning(warning)
         run_computing(go(), after=f"Resume with: whet resume {shlex.quote(str(folder))}")
@@ -103,14 +107,15 @@ async def open_run(
     recipe: Recipe, folder: Path, resuming: bool, stop: StopRequest | None = None, restarts: Restarts | None = None
 ) -> AsyncIterator[Run]:
     """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
-    from whet.run.build import build_renderer, check_experts, check_megatron, open_learners
+    from whet.run.build import build_renderer, check_experts, check_megatron
 
     async with Closing() as closing:
         in_turns = recipe.in_turns and choose_device().type == "cpu"  # the generator need not keep its weights
         shared = recipe.devices.placement == "colocated" or in_turns
         devices = Devices({}, shared=shared, deadline=recipe.devices.deadline)
-        check_experts(recipe)
-        check_megatron(recipe)
+        for each in (recipe, *(own for _, own in models_of(recipe))):
+            check_experts(each)
+            check_megatron(each)
         renderer = build_renderer(recipe)
         feed = _build_feed(recipe, renderer, devices)  # the errors that are found quickly come first
         closing.closes("the feed", feed.close)
@@ -124,12 +129,14 @@ async def open_run(
         sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
         closing.closes("the sinks", sinks.close)
         PROGRESS.begin("loading the model")
-        learners = await closing.enter_async_context(open_learners(recipe, folder))
-        devices.tenants["learning"] = TenantGroup(learners.values())
+        policy, *further = await _open_policies(recipe, folder, renderer, feed, devices, closing)
+        devices.tenants["learning"] = TenantGroup(
+            learner for each in (policy, *further) for learner in each.learners.values()
+        )
         devices.awake = "learning"
-        policy = Policy(renderer, learners, recipe.algorithm.losses, devices, feed.distribution, sampler=feed.sampler)
         if checkpoint is not None:
-            await policy.load(checkpoint.folder)
+            for one in (policy, *further):
+                await one.load(one.place(checkpoint.folder))
             feed.source.load_state(checkpoint.state["source"], checkpoint.step)
         run = Run(
             recipe=recipe,
@@ -137,12 +144,13 @@ async def open_run(
             start=step,
             feed=feed,
             policy=policy,
-            scorers=learners,
+            further=further,
+            scorers=policy.learners,
             store=store,
             mirror=mirror,
             devices=devices,
             sinks=sinks,
-            usage=Usage.of(recipe, folder, learners),
+            usage=Usage.of(recipe, folder, policy.learners),
             patience=Patience(recipe.evaluation.patience, recipe.checkpoints.best_metric, recipe.checkpoints.mode),
             stop=stop or StopRequest(),
             restarts=restarts or Restarts(),
@@ -157,14 +165,36 @@ async def open_run(
         longer = run.patience.ended and not run.patience.over
         shown: JsonObject = {} if recipe.epochs is None and not longer else {"steps": recipe.steps}
         if not run.start:
-            main = learners[recipe.algorithm.main_role]
-            facts, decision = main.facts.shown(), read(folder)
+            main = recipe.algorithm.main_role
+            facts, decision = policy.learners[main].facts.shown(), read(folder)
             if decision is not None:
                 facts["computes_in"] = str(decision)
             shown |= facts
+            for one in further:
+                shown |= {f"{one.prefix}{name}": value for name, value in one.learners[main].facts.shown().items()}
         if shown:
             run.sinks.write(run.start, {f"run/{name}": value for name, value in shown.items()})
         yield run
+
+
+async def _open_policies(
+    recipe: Recipe, folder: Path, renderer: Renderer, feed: Feed, devices: Devices, closing: Closing
+) -> list[Policy]:
+    """Open the learners of each policy, the main one first. ``closing`` closes them."""
+    from whet.run.build import build_renderer, open_learners
+
+    samplers = {"": feed.sampler, **feed.further}
+    policies = []
+    for name, own in (("", recipe), *models_of(recipe)):
+        learners = await closing.enter_async_context(open_learners(own, folder / FURTHER / name if name else folder))
+        its = build_renderer(own) if name else renderer
+        policies.append(
+            Policy(
+                its, learners, own.algorithm.losses, devices, feed.distribution,
+                sampler=samplers[name], name=name, plays=plays(recipe, name),
+            )
+        )  # fmt: skip
+    return policies
 
 
 def _build_feed(recipe: Recipe, renderer: Renderer, devices: Devices) -> Feed:

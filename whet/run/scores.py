@@ -112,6 +112,10 @@ class Report:
                 "evaluation/length_mean": self.length_mean,
                 "evaluation/truncated": self.truncated,
             }
+        for role in dict.fromkeys(role for _, episode in self.episodes for role in episode.rewards):
+            values[f"evaluation/role/{role}/reward"] = fmean(
+                e.rewards[role] for _, e in self.episodes if role in e.rewards
+            )
         for name, at in (("pass", self.pass_at), ("maj", self.majority_at), ("cons", self.consensus_at)):
             values |= {f"evaluation/{name}_at_{k}": value for k, value in at.items() if k > 1}
         for name, report in self.sets.items():

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,6 +62,15 @@ class Restarts:
     begun: bool = False  # a run that could not begin is not restarted
 
 
+@dataclass(slots=True, frozen=True)
+class Lesson:
+    """What one policy learned from in a step."""
+
+    policy: Policy
+    groups: list[Group]  # of what its roles did
+    batch: Batch  # of these groups
+
+
 @dataclass(slots=True)
 class Run:
     """Everything the loop works with."""
@@ -78,6 +87,7 @@ class Run:
     sinks: OpenSinks
     usage: Usage
     patience: Patience
+    further: Sequence[Policy] = ()  # the further policies that learn in this run
     clock: Clock = field(default_factory=Clock)
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
@@ -100,6 +110,11 @@ class Run:
     def learners(self) -> Mapping[str, Learner]:
         return self.policy.learners
 
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """All policies that learn, the main one first."""
+        return (self.policy, *self.further)
+
     @asynccontextmanager
     async def phase(self, name: str, tenant: str | None = None, new_weights: bool = False) -> AsyncIterator[None]:
         """Time the block under ``name`` and show it as the current activity. Inside, a ``tenant`` has the devices, and
@@ -117,7 +132,8 @@ class Run:
         async with self.phase("prepare"):
             self.scorers = await self.feed.prepare(self.learners, self.folder, range(self.start, self.recipe.steps))
         async with self.phase("publish"):
-            await self.policy.publish(self.start)
+            for policy in self.policies:
+                await policy.publish(self.start)
         if self.start == 0:
             self.patience.measure(0, await self._evaluate(0) or {})
         self.sinks.finish_step(self.start)
@@ -130,12 +146,23 @@ class Run:
     def _step(self, step: int) -> str:
         return f"step {min(step, self.recipe.steps)}/{self.recipe.steps}"
 
-    async def prepare(self, groups: list[Group]) -> Batch:
-        """Return the batch of a step with all columns that its losses read: log-probs, values, advantages."""
+    def shares(self, groups: list[Group], step: int) -> list[tuple[Policy, list[Group]]]:
+        """Return each policy with what its roles did in the groups. A policy that never replied, such as the second
+        player of games that end at the first move, learns nothing in this step."""
+        shares = [(policy, policy.share(groups)) for policy in self.policies]
+        for policy, own in shares:
+            if not own:
+                log.warning("the policy %s replied in no episode of step %d", policy.name or "of model", step + 1)
+        return [(policy, own) for policy, own in shares if own]
+
+    async def prepare(self, policy: Policy, groups: list[Group]) -> Batch:
+        """Return the batch of a step with all columns that the losses of a policy read: log-probs, values, advantages.
+        ``groups`` are the policy's share."""
         crash_point("step.generated")
-        batch = await compute(self.policy.batch, groups)
+        batch = await compute(policy.batch, groups)
+        scorers = self.scorers if policy is self.policy else policy.learners
         with PROGRESS.within(_ACTIVITIES["score"]), self.clock.phase("score"):
-            self.metrics.merge(await self.recipe.algorithm.prepare(batch, groups, self.scorers))
+            self.metrics.merge(await self.recipe.algorithm.prepare(batch, groups, scorers), prefix=policy.prefix)
         return batch
 
     async def minibatches(self, batch: Batch, step: int) -> AsyncIterator[Batch]:
@@ -156,17 +183,18 @@ class Run:
     async def publish(self, version: int) -> None:
         """Weights first, then permits."""
         crash_point("step.updated")
-        self.metrics.merge(await self.policy.publish(version))
+        for policy in self.policies:
+            self.metrics.merge(await policy.publish(version), prefix=policy.prefix)
         await self.source.published(version)
         crash_point("step.published")
 
-    async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
+    async def housekeeping(self, step: int, groups: list[Group], lessons: Sequence[Lesson]) -> None:
         """Log, evaluate and save, in this order, so that a step's metrics are on disk before its checkpoint. Then call
         ``on_step``. Raises ``Stopped`` afterwards if a signal asked for it."""
         self.saving.check()
         self.place.check()
-        values, times = self._log(step, batch)
-        await compute(self.feed.record, self.folder, step, groups, batch)
+        values, times = self._log(step, lessons)
+        await compute(self.feed.record, self.folder, step, groups, lessons)
         crash_point("step.logged")
         steps, every = self.recipe.steps, self.recipe.evaluation.every
         measured = step == steps or (every and step % every == 0 and self.stop.by is None)  # there may be no time left
@@ -226,23 +254,25 @@ class Run:
     async def _write(self, copied: asyncio.Event | None, folder: Path) -> None:
         """Write into the folder of a checkpoint. With ``copied``, write in the background; it is set when training may
         continue."""
-        learners = {role: self.learners[role] for role in self.policy.trained}
-        for role, learner in learners.items():
-            (folder / role).mkdir()
-            await (learner.save if copied is None else learner.begin_save)(folder / role)
+        learners = {
+            policy.place(folder) / role: policy.learners[role] for policy in self.policies for role in policy.trained
+        }
+        for place, learner in learners.items():
+            place.mkdir(parents=True)
+            await (learner.save if copied is None else learner.begin_save)(place)
         if copied is not None:
             copied.set()
             crash_point("step.copied")
             for learner in learners.values():
                 await learner.finish_save()
-        for role in learners:
-            if not (folder / role / FACTS).is_file():
+        for place in learners:
+            if not (place / FACTS).is_file():
                 raise CheckpointError(
-                    f"the learner of {role} reports that it has saved, but {folder / role} has no {FACTS}; the run "
-                    "folder must be one that all nodes see"
+                    f"the learner of {place.relative_to(folder)} reports that it has saved, but {place} has no "
+                    f"{FACTS}; the run folder must be one that all nodes see"
                 )
 
-    def _log(self, step: int, batch: Batch) -> tuple[dict[str, object], dict[str, float]]:
+    def _log(self, step: int, lessons: Sequence[Lesson]) -> tuple[dict[str, object], dict[str, float]]:
         """Write the metrics of the step. Return them, and its seconds by phase so far."""
         tally, timing = self.source.tally()
         values: dict[str, Any] = tally.merge(self.metrics).result()
@@ -251,8 +281,10 @@ class Run:
         values |= idle_shares(lap, timing, self.devices.shared)
         split_generation(lap, timing)
         self.pace.add(lap["time/step"], values.get("answer/tokens", values.get("learner/tokens", 0.0)))
-        values |= batch_values(batch) | throughput(self.pace, self.recipe.steps - step)
-        flops = sum(learner.flops for learner in self.learners.values())
+        for lesson in lessons:
+            values |= {f"{lesson.policy.prefix}{name}": each for name, each in batch_values(lesson.batch).items()}
+        values |= throughput(self.pace, self.recipe.steps - step)
+        flops = sum(learner.flops for policy in self.policies for learner in policy.learners.values())
         values |= self.usage.step(lap, flops, values["time/tokens_per_second"])
         self.sinks.write(step, values | lap)
         write_played(self.folder, step, timing.played)

@@ -1,4 +1,4 @@
-"""The loop, for every algorithm, in step or asynchronously.
+"""The loop, for every algorithm, in step or asynchronously, and for one policy or several.
 
 source ──groups──► batch ──prepare──► minibatches ──update──► policy ──publish──► generator
   ▲                columns, advantages   weighed                        proven       │
@@ -9,9 +9,12 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from whet.core.types import Group
 from whet.losses.off_policy import mismatch_metrics
 from whet.processes.compute import compute
 from whet.run.measures import profiled
+from whet.run.policy import Policy
+from whet.run.steps import Lesson
 
 if TYPE_CHECKING:
     from whet.run.steps import Run
@@ -33,15 +36,23 @@ async def train(run: "Run") -> None:
                 groups = await run.source.next_groups()
             profile = profiled(run.recipe.profile, run.learners[algorithm.main_role], run.folder, step + 1)
             async with run.phase("learn", "learning", new_weights=True), profile:
-                batch = await run.prepare(groups)
-                start = batch  # with the old log-probs: from scoring or, when on policy, from the first update
-                async for minibatch in run.minibatches(batch, step):
-                    for role, loss in algorithm.losses_at(step).items():
-                        update = await run.policy.update(minibatch, loss, role)
-                        run.metrics.merge(update.metrics, prefix="" if role == algorithm.main_role else f"{role}/")
-                        if role == "policy" and start.old_logprobs is None:
-                            start = replace(minibatch, old_logprobs=update.logprobs)
-                run.metrics.merge(await compute(mismatch_metrics, start))
+                lessons = [await learn(run, policy, own, step) for policy, own in run.shares(groups, step)]
             async with run.phase("publish"):
                 await run.publish(step + 1)
-            await run.housekeeping(step + 1, groups, start if algorithm.on_policy else batch)
+            await run.housekeeping(step + 1, groups, lessons)
+
+
+async def learn(run: "Run", policy: Policy, groups: list[Group], step: int) -> Lesson:
+    """Update a policy on its share of a step's groups."""
+    algorithm = run.recipe.algorithm
+    batch = await run.prepare(policy, groups)
+    start = batch  # with the old log-probs: from scoring or, when on policy, from the first update
+    async for minibatch in run.minibatches(batch, step):
+        for role, loss in algorithm.losses_at(step).items():
+            update = await policy.update(minibatch, loss, role)
+            prefix = "" if role == algorithm.main_role else f"{role}/"
+            run.metrics.merge(update.metrics, prefix=f"{policy.prefix}{prefix}")
+            if role == "policy" and start.old_logprobs is None:
+                start = replace(minibatch, old_logprobs=update.logprobs)
+    run.metrics.merge(await compute(mismatch_metrics, start), prefix=policy.prefix)
+    return Lesson(policy, groups, start if algorithm.on_policy else batch)

@@ -206,6 +206,8 @@ class TaskSet(Data, Environments[D], ABC):
 
     named_scores: ClassVar[NamedScores] = {}
     """The scores of an episode by name, of which a recipe may use names; without any, those names are not checked."""
+    named_roles: ClassVar[tuple[str, ...]] = ()
+    """The roles of a training episode, if it has several that different policies can play."""
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task[D]]:
@@ -235,6 +237,11 @@ class TaskSet(Data, Environments[D], ABC):
     def score_names(self) -> Collection[str]:
         """Return the names of all scores that an episode can have; empty if they are not declared."""
         return self.named_scores
+
+    @property
+    def role_names(self) -> Collection[str]:
+        """Return the names of the roles of a training episode; empty if it has one, or they are not declared."""
+        return self.named_roles
 
     @property
     def own_episodes(self) -> bool:

@@ -1,5 +1,5 @@
-"""Nim, a game of two players: in training one policy plays both seats, or one seat against a player by rules or another
-model; in evaluations one seat against players by rules.
+"""Nim, a game of two players: in training the policy, or two of them, play both seats, or one policy plays one seat
+against a player by rules or another model; in evaluations one seat against players by rules.
 
 A heap holds some stones, and the players take from 1 to ``most`` stones in turn. The player who takes the last stone
 wins: reward 1, and 0 for the other. A reply that is not a legal move, written as a number alone, loses the game.
@@ -50,7 +50,8 @@ class Nim(TaskSet[Heap]):
     most: int = Field(default=3, ge=2)
     """Most stones that a move takes."""
     opponent: Opponent = "self"
-    """The opponent in training. ``self``: the policy plays both seats; ``model``: another model, not trained."""
+    """The opponent in training. ``self``: the run's policy, or policies, play both seats; ``model``: another model, not
+    trained."""
     server: OtherModel | None = None
     """The other model, with the settings of a judge: one that the run hosts, or the URL of its server."""
     games: int = Field(default=16, ge=1)
@@ -70,6 +71,10 @@ class Nim(TaskSet[Heap]):
         if self.server is not None and self.server.verdict == "logprobs":
             raise ValueError("server.verdict = logprobs is for judges; a player writes its moves: leave it out")
         return self
+
+    @property
+    def role_names(self) -> Sequence[str]:
+        return _SEATS if self.opponent == "self" else ()
 
     def open(self) -> "Nim | NimEnvironments":
         return self if self.server is None else NimEnvironments(self.server)
