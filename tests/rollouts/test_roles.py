@@ -35,7 +35,7 @@ from whet.rollouts.filters import BestAndWorst, DynamicSampling, OverlongShaping
 from whet.rollouts.group_metrics import count_group
 from whet.rollouts.rewards import Length, compose
 from whet.rollouts.sampling import Sampling
-from whet.rollouts.session import Recording
+from whet.rollouts.session import Player, Recording
 from whet.run.run import resume, start
 from whet.tasks.base import Environment, Environments, Observation, Step
 from whet.tasks.self_play import Nim, NimGame, legal_move
@@ -110,6 +110,41 @@ def test_each_role_has_the_mean_and_the_deviation_of_that_role(seed: int) -> Non
     assert batch.group_uids == ("g0#a", "g0#b", "g1#a", "g1#b", "g2#a", "g2#b")
 
 
+@given(
+    st.lists(_REWARDS, min_size=1, max_size=3),
+    st.lists(st.sampled_from(["a", "b", "ab", ""]), min_size=15, max_size=15),
+)
+def test_what_one_role_did_has_the_same_advantages_alone(drawn: Any, replied: list[str]) -> None:
+    """To the bit, and whoever never replied: a policy of its own for each role learns from the same numbers."""
+    whole = [duel(f"g{i}", [{"a": a, "b": b} for a, b in each]) for i, each in enumerate(drawn)]
+    for who, episode in zip(replied, [each for group in whole for each in group.episodes], strict=False):
+        episode.branches = [branch for branch in episode.branches if branch.role in who]
+    for plays in ({"a"}, {"b"}, {"b", ""}):
+        of_others = {uid for uid in ("a", "b", "") if uid not in plays}
+        own = [part for group in whole if (part := group.of_roles(plays.__contains__)).episodes]
+        assert [part.of_roles(plays.__contains__) for part in own] == own
+        kept = [branch for group in whole for branch in group.trajectories if branch.role in plays]
+        assert [id(branch) for part in own for branch in part.trajectories if branch.spans] == [
+            id(branch) for branch in kept if branch.spans
+        ]
+        if not any(branch.spans for branch in kept):
+            continue
+        together, alone = Batch.from_groups(whole), Batch.from_groups(own)
+        assert alone.group_uids == tuple(uid for uid in together.group_uids if uid.partition("#")[2] not in of_others)
+        for estimator in (*ESTIMATORS, MaxRLAdvantage()):
+            both = of_each_role(together, estimator.estimate(together).advantages)
+            expected = [values for uid, values in both if uid.partition("#")[2] in plays]
+            assert [values for _, values in of_each_role(alone, estimator.estimate(alone).advantages)] == expected
+
+
+def of_each_role(batch: Batch, values: torch.Tensor) -> list[tuple[str, list[float]]]:
+    """The role's group of each sequence, and the values of its trained tokens."""
+    return [
+        (batch.group_uids[int(group)], values[path[batch.trained[path]]].tolist() if len(path) else [])
+        for group, path in zip(batch.group, batch.paths(), strict=True)
+    ]
+
+
 def test_a_role_that_never_replied_counts_in_no_baseline() -> None:
     group = duel("g", [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 0.0}])
     group.episodes[0].branches.pop()
@@ -152,8 +187,10 @@ def said(text: str) -> Completion:
     return Completion(tokens, [0.0] * len(tokens), (0, 0), "stop")
 
 
-def played(environment: Environment, generator: Any, seed: int = 0) -> Episode:
-    return asyncio.run(run_episode(environment, Recording(generator, RENDERER, SAMPLING, "e", seed)))
+def played(environment: Environment, generator: Any, seed: int = 0, second: Any = None) -> Episode:
+    """``second`` plays the role of this name, if it is given."""
+    cast = {} if second is None else {"second": Player(second, RENDERER)}
+    return asyncio.run(run_episode(environment, Recording(generator, RENDERER, SAMPLING, "e", seed, cast=cast)))
 
 
 def self_play(stones: int) -> NimGame:
@@ -286,6 +323,35 @@ def test_self_play_learns_a_small_game_perfectly() -> None:
     assert accuracy() == 1.0
 
 
+def test_two_policies_learn_a_small_game_perfectly() -> None:
+    """A table for each seat. Each learns from its own moves alone, and wins every test game of its seat; the other
+    seat's heaps that it never saw keep their even chances."""
+    nim, first, second = Nim(stones=5, games=8), Table(5), Table(5)
+
+    def won(table: Table, seat: str) -> float:
+        table.greedy = True
+        games = [
+            played(nim.make(task), table).scores["correct"] for task in nim.tasks("test") if task.data.seat == seat
+        ]
+        table.greedy = False
+        return statistics.fmean(games)
+
+    before = won(first, "first"), won(second, "second")
+    for step in range(60):
+        made = [
+            Group(
+                f"{step}/{task.uid}", task, [played(nim.make(task), first, 1000 * step + i, second) for i in range(8)]
+            )
+            for task in nim.tasks("train")
+        ]
+        for table, seat in ((first, "first"), (second, "second")):
+            own = [part for group in made if (part := group.of_roles(seat.__eq__)).episodes]
+            table.learn(Batch.from_groups(own), [each for group in own for each in group.trajectories], rate=0.1)
+    assert max(before) < 0.9
+    assert (won(first, "first"), won(second, "second")) == (1.0, 1.0)
+    assert not second.logits[5].any()  # no game leaves the second player a full heap
+
+
 def test_cheap_replies_lose() -> None:
     graded = asyncio.run(validate(Nim(), 0))
     assert not wrong(graded)
@@ -311,6 +377,8 @@ class Pair(Environment):
 
 
 class Pairs(Lowercase):
+    named_roles = ("a", "b")
+
     def make(self, task: Task) -> Environment:
         return Pair()
 

@@ -66,12 +66,14 @@ class Metrics:
         return self
 
     def merge(self, other: Metrics, prefix: str = "") -> Self:
-        """Add ``other``, its names prefixed with ``prefix``. Raises ``ValueError`` if a name has different kinds."""
+        """Add ``other``, its names prefixed with ``prefix``; measures of time stay below ``time/``. Raises
+        ``ValueError`` if a name has different kinds."""
         if prefix:
             other.read()
         self._later += other._later
         for name, cell in other._cells.items():
-            self._put(prefix + name, cell.kind, cell.value, cell.count)
+            time = "time/" if prefix and name.startswith("time/") else ""
+            self._put(f"{time}{prefix}{name.removeprefix(time)}", cell.kind, cell.value, cell.count)
         return self
 
     def result(self) -> dict[str, float]:

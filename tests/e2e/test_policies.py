@@ -1,0 +1,271 @@
+"""Two policies that learn in one run, on tiny random models."""
+
+import asyncio
+import json
+import signal
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import whet
+from tests.forks import whet as command
+from tests.other_tokenizers import bpe_tokenizer, save_with
+from tests.toy import read_settings, save_tiny_model, toy_settings, write_recipe
+from whet.algorithms.grpo import GroupAdvantage
+from whet.base.errors import ConfigError, DataError
+from whet.checkpoint.export import export
+from whet.config import load
+from whet.core.batch import Batch
+from whet.core.types import Message, Task
+from whet.learner.state import load_weights
+from whet.losses.composite import PolicyLoss
+from whet.metrics.rollout_file import RolloutRecord, read_rollouts
+from whet.metrics.sinks.jsonl import read_metrics, without_time
+from whet.rollouts.audit import audit
+from whet.run.evaluate import evaluate
+from whet.run.recipe import Recipe
+from whet.run.run import resume, start
+from whet.tasks.base import Step
+from whet.tasks.self_play import Nim, NimGame
+
+PAIRS = "tests.rollouts.test_roles:Pairs"  # two roles, which reply once each
+
+
+class LenientGame(NimGame):
+    """Reads each reply as a move, so that random models play to the end."""
+
+    async def step(self, reply: Message) -> Step:
+        most = min(self.left, self.most)
+        return await super().step({**reply, "content": str(len(str(reply["content"])) % most + 1)})
+
+
+class Lenient(Nim):
+    def make(self, task: Task) -> NimGame:
+        return LenientGame(task)
+
+
+STOP = [*string.ascii_letters, *string.digits]  # a reply that is cut ends the episode before the second role replies
+
+
+def recipe_of(model: Path, **changes: Any) -> Recipe:
+    settings = toy_settings(
+        model,
+        steps=2,
+        data={"type": PAIRS},
+        sampling={
+            "max_new_tokens": 24,
+            "max_turns": 2,
+            "max_prompt_tokens": 128,
+            "max_observation_tokens": 128,
+            "stop": STOP,
+        },
+        generator={"max_context": 512},
+        learner={"max_tokens": 4096},
+        policies={"rival": {"plays": ["b"]}},
+        evaluation={"enabled": False},
+    )
+    for section, keys in changes.items():
+        merged = isinstance(keys, dict) and section not in ("policies", "evaluation")
+        settings[section] = settings.get(section, {}) | keys if merged else keys
+    return read_settings(settings)
+
+
+def weights(folder: Path, step: int, name: str = "") -> dict[str, torch.Tensor]:
+    checkpoint = folder / "checkpoints" / f"step-{step:06d}"
+    return load_weights((checkpoint / "policies" / name if name else checkpoint) / "policy")
+
+
+def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    assert one.keys() == other.keys()
+    return any(not torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def records(folder: Path, step: int) -> dict[tuple[str, int, str], RolloutRecord]:
+    return {(each.uid, each.sample, each.role): each for each in read_rollouts(folder, step)}
+
+
+def agrees(record: RolloutRecord) -> bool:
+    """Whether generator and learner agree; the learner skips replies whose advantage is 0."""
+    return record.learner_logprobs is None or record.learner_logprobs == pytest.approx(record.logprobs, abs=1e-4)
+
+
+def lines(folder: Path, kind: str = "train") -> list[dict[str, Any]]:
+    return [each for each in read_metrics(folder / "metrics.jsonl") if each["kind"] == kind]
+
+
+def test_with_equal_weights_two_policies_play_what_one_plays_against_itself(tiny_model: Path, tmp_path: Path) -> None:
+    """The same tokens from the same seeds. From the second step on, each has learned from its own role alone."""
+    start(recipe_of(tiny_model, steps=2), tmp_path / "two")
+    start(recipe_of(tiny_model, steps=2, policies={}), tmp_path / "one")
+    two, one = records(tmp_path / "two", 1), records(tmp_path / "one", 1)
+    assert two.keys() == one.keys()
+    assert {role for _, _, role in two} == {"a", "b"}
+    for key, record in two.items():
+        assert record.tokens == one[key].tokens
+        assert record.logprobs == pytest.approx(one[key].logprobs, abs=1e-5)
+        assert (record.reward, record.advantage) == (one[key].reward, one[key].advantage)
+        assert agrees(record)
+    later = records(tmp_path / "two", 2).values()  # each token is still of its own learner's distribution
+    assert all(agrees(record) and record.versions == (1, 1) for record in later)
+    assert {record.role for record in later if record.learner_logprobs} == {"a", "b"}
+    assert differ(weights(tmp_path / "two", 1), weights(tmp_path / "two", 1, "rival"))
+    assert differ(weights(tmp_path / "two", 1), weights(tmp_path / "one", 1))
+
+
+def test_both_learn_and_are_published_and_measured(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    start(recipe_of(tiny_model, evaluation={"limit": 4}), folder)
+    first, *trained = [each for each in lines(folder) if "loss" in each or "run/model" in each]
+    assert first["run/policies/rival/model"] == first["run/model"]
+    assert "the main policy plays a; rival plays b" in (folder / "log.txt").read_text()
+    for line in trained:
+        assert line["tokens/trained"] == line["learner/tokens"] + line["policies/rival/learner/tokens"]
+        for name in ("loss", "gradient_norm", "refit/probe_max", "mismatch/token_mult_prob_error", "batch/tokens"):
+            assert line[name] != line[f"policies/rival/{name}"] or name == "refit/probe_max"
+        assert line["gradient_norm"] > 0 < line["policies/rival/gradient_norm"]
+        assert line["role/a/reward"] > 0 < line["role/b/reward"]
+    for name in ("", "rival"):
+        assert differ(weights(folder, 1, name), weights(folder, 2, name))
+    evaluated = lines(folder, "evaluation")[-1]
+    assert evaluated["evaluation/reward"] == pytest.approx(
+        (evaluated["evaluation/role/a/reward"] + evaluated["evaluation/role/b/reward"]) / 2
+    )
+    assert "evaluation/rival/reward" not in evaluated  # both played in the same episodes
+    assert not audit(folder).violations
+
+
+def test_a_learning_rate_of_0_leaves_one_policy_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    start(recipe_of(tiny_model, policies={"rival": {"plays": ["b"], "optimizer": {"lr": 0.0}}}), folder)
+    assert not differ(weights(folder, 1, "rival"), weights(folder, 2, "rival"))
+    assert differ(weights(folder, 1), weights(folder, 2))
+    other = tmp_path / "other"
+    rival = {"plays": ["b"], "optimizer": {"lr": 3e-3}}
+    start(recipe_of(tiny_model, optimizer={"lr": 0.0}, policies={"rival": rival}), other)
+    assert differ(weights(other, 1, "rival"), weights(other, 2, "rival"))
+    assert not differ(weights(other, 1), weights(other, 2))
+
+
+def test_a_policy_that_never_replied_learns_nothing_in_this_step(tiny_model: Path, tmp_path: Path) -> None:
+    """Each first reply is cut at one token, which ends its episode."""
+    folder = tmp_path / "run"
+    start(recipe_of(tiny_model, sampling={"max_new_tokens": 1, "stop": []}), folder)
+    assert "the policy rival replied in no episode of step 1" in (folder / "log.txt").read_text()
+    assert not differ(weights(folder, 1, "rival"), weights(folder, 2, "rival"))
+    assert not any(name.startswith("policies/rival/learner") for each in lines(folder) for name in each)
+    assert {each.role for each in records(folder, 2).values()} == {"a"}
+    assert not audit(folder).violations
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_two_models_with_other_sizes_tokenizers_and_templates(tiny_model: Path, tmp_path: Path, staleness: int) -> None:
+    stranger = save_with(tmp_path / "stranger", bpe_tokenizer(), hidden_size=32, num_hidden_layers=1)
+    folder = tmp_path / "run"
+    rival = {"plays": ["b"], "model": str(stranger)}
+    start(recipe_of(tiny_model, policies={"rival": rival}, rollouts={"max_staleness": staleness}), folder)
+    resume(folder, ["steps=3"])
+    met = [each for step in (1, 2, 3) for each in records(folder, step).values()]
+    assert {each.role for each in met} == {"a", "b"}
+    for record in met:
+        assert record.prompt.startswith("[INST]") == (record.role == "b")
+        assert record.reward == len(record.messages[-1]["content"])
+        assert staleness or agrees(record)
+    for name in ("", "rival"):
+        assert differ(weights(folder, 2, name), weights(folder, 3, name))
+    assert weights(folder, 3)["model.norm.weight"].shape != weights(folder, 3, "rival")["model.norm.weight"].shape
+    assert not audit(folder).violations
+    assert not lines(folder)[-1]["policies/rival/mismatch/token_mult_prob_error"] > 1.01 + staleness
+
+
+def test_a_policy_is_updated_by_its_own_part_of_the_batch(tiny_model: Path, tmp_path: Path) -> None:
+    """One update of self-play's batch, restricted to one role, and one of the role's own batch: the same weights."""
+
+    async def go() -> None:
+        async with whet.open(recipe_of(tiny_model, optimizer={"lr": 1e-2}), folder=tmp_path / "run") as run:
+            one, other = run.policy, run.policies["rival"]
+            groups = await one.sample(run.tasks.next(3), n=4)
+            whole = GroupAdvantage()(Batch.from_groups(groups))
+            of_role = torch.tensor([uid.endswith("#a") for uid in whole.group_uids])[whole.group]
+            restricted, _ = whole.select(of_role.nonzero().squeeze(1))
+            own = GroupAdvantage()(one.batch(groups))
+            assert own.group_uids == tuple(uid for uid in whole.group_uids if uid.endswith("#a"))
+            with pytest.raises(DataError, match="the policy rival replied in none"):
+                other.batch([group.of_roles("a".__eq__) for group in groups])
+            norms = []
+            for policy, batch in ((one, restricted), (other, own)):  # two models that are equal so far
+                update = await policy.update(batch.weigh("token"), PolicyLoss())
+                norms.append(update.metrics.result()["gradient_norm"])
+                await policy.publish()
+                await policy.save(tmp_path / (policy.name or "main"))
+            assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+            assert norms[0] > 0
+
+    asyncio.run(go())
+    one, other = (load_weights(tmp_path / name / "policy") for name in ("main", "rival"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=0, atol=2e-4, msg=name)
+
+
+@pytest.fixture(scope="module")
+def nim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe of Nim whose two players have different models."""
+    folder = tmp_path_factory.mktemp("nim")
+    model = save_tiny_model(folder / "model")
+    stranger = save_with(folder / "stranger", bpe_tokenizer(), hidden_size=32, num_hidden_layers=1)
+    made = recipe_of(
+        model,
+        steps=4,
+        data={"type": "tests.e2e.test_policies:Lenient", "stones": 6, "games": 1},
+        sampling={"max_turns": 6, "max_prompt_tokens": 300, "max_observation_tokens": 64},
+        generator={"max_context": 1024},
+        policies={"rival": {"plays": ["second"], "model": str(stranger), "optimizer": {"lr": 1e-3}}},
+        evaluation={"every": 2, "limit": 4},
+    )
+    return write_recipe(folder / "nim.yaml", made)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(nim: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    done = command("train", str(nim), "--folder", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_killed_run_resumes_to_the_same_bits_of_both(nim: Path, undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    killed = command("train", str(nim), "--folder", str(folder), WHET_CRASH_AT="step.updated:3")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = command("resume", str(folder))
+    assert resumed.returncode == 0, resumed.stderr
+    metrics = [[without_time(each) for each in read_metrics(run / "metrics.jsonl")] for run in (folder, undisturbed)]
+    for one, other in zip(*metrics, strict=True):
+        assert one == other
+    for name in ("", "rival"):
+        assert not differ(weights(folder, 4, name), weights(undisturbed, 4, name))
+        assert differ(weights(folder, 4, name), weights(folder, 3, name))
+    assert not audit(folder).violations
+
+
+def test_each_policy_is_exported_and_evaluated(undisturbed: Path, tmp_path: Path) -> None:
+    for name in ("", "rival"):
+        exported = export(undisturbed, tmp_path / f"out{name}", 4, policy=name)
+        config = json.loads((exported.path / "config.json").read_text())
+        assert config["hidden_size"] == (32 if name else 64)
+    evaluation = lines(undisturbed, "evaluation")[-1]
+    assert {"evaluation/accuracy", "evaluation/rival/accuracy"} <= evaluation.keys()
+    report = evaluate(load(Recipe, undisturbed).value, run=undisturbed)
+    assert report.sets["rival"].reward == evaluation["evaluation/rival/reward"]
+    assert report.reward == evaluation["evaluation/reward"]
+    with pytest.raises(ConfigError, match="has no further policy 'rivl'; there are: rival"):
+        export(undisturbed, tmp_path / "another", policy="rivl")
+
+
+def test_a_checkpoint_without_a_policy_of_the_recipe_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    start(recipe_of(tiny_model, steps=1, policies={}), folder)
+    with pytest.raises(ConfigError, match="holds no weights of the policy"):
+        resume(folder, ["steps=2", "policies.rival.plays=[b]"])
