@@ -115,7 +115,7 @@ def test_each_role_has_the_mean_and_the_deviation_of_that_role(seed: int) -> Non
     st.lists(st.sampled_from(["a", "b", "ab", ""]), min_size=15, max_size=15),
 )
 def test_what_one_role_did_has_the_same_advantages_alone(drawn: Any, replied: list[str]) -> None:
-    """To the bit, and whoever never replied: a policy of its own for each role learns from the same numbers."""
+    """To the bit, whichever roles never replied: separate policies learn from the same numbers as one for all."""
     whole = [duel(f"g{i}", [{"a": a, "b": b} for a, b in each]) for i, each in enumerate(drawn)]
     for who, episode in zip(replied, [each for group in whole for each in group.episodes], strict=False):
         episode.branches = [branch for branch in episode.branches if branch.role in who]

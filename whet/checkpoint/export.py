@@ -112,12 +112,12 @@ def _of_policy(recipe: JsonObject, run: Path, name: str) -> JsonObject:
         return recipe
     policies = recipe.get("policies") or {}
     if name not in policies:
-        known = ", ".join(policies) or "none, so leave --policy out"
-        raise ConfigError(f"{run} has no further policy {name!r}; there are: {known}")
-    own = policies[name]
-    if own.get("model") or own.get("chat_template"):
-        recipe = recipe | {"chat_template": own.get("chat_template")}
-    return recipe | {"model": own.get("model") or recipe["model"]}
+        names = ", ".join(policies) or "none, so leave --policy out"
+        raise ConfigError(f"{run} has no further policy {name!r}; there are: {names}")
+    section = policies[name]
+    if section.get("model") or section.get("chat_template"):
+        recipe = recipe | {"chat_template": section.get("chat_template")}
+    return recipe | {"model": section.get("model") or recipe["model"]}
 
 
 def _check_kept(out: Path, checkpoints: Path, model: Path) -> None:

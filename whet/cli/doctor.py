@@ -80,8 +80,8 @@ def _agreement(recipe: "Recipe | None") -> Iterator[checks.Finding]:
 
     if recipe is None or not isinstance(recipe.algorithm, OnlineAlgorithm):
         return
-    for name, own in (("", recipe.model_copy(update={"policies": {}})), *models_of(recipe)):
-        yield from _agreement_of(own, f" of {name}" if name else "")
+    for name, policy_recipe in (("", recipe.model_copy(update={"policies": {}})), *models_of(recipe)):
+        yield from _agreement_of(policy_recipe, f" of {name}" if name else "")
 
 
 def _agreement_of(recipe: "Recipe", whose: str) -> Iterator[checks.Finding]:

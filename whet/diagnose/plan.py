@@ -82,24 +82,24 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
                 here.merge(part, of=role if has_roles else "")
     if isinstance(recipe.algorithm, OnlineAlgorithm):
         _add_generator(plan, recipe, runtime, gpu)
-    for name, own in models_of(recipe):
-        _add_policy(plan, name, make_plan(own, 0, gpu=gpu))
+    for name, policy_recipe in models_of(recipe):
+        _add_policy(plan, name, make_plan(policy_recipe, 0, gpu=gpu))
     plan.warnings += _warnings(plan, recipe, available)
     return plan
 
 
-def _add_policy(plan: Plan, name: str, own: Plan) -> None:
-    """Add a further policy, which has a plan of its own and computes in this process: its learners learn after the
-    others, and all engines sample at the same time and stay until the last of them has new weights."""
-    here, its = plan.processes["this process"], own.processes["this process"]
+def _add_policy(plan: Plan, name: str, further: Plan) -> None:
+    """Add the plan of a further policy, which computes in this process: its learners learn after the others, and all
+    engines sample at the same time and stay until the last of them has new weights."""
+    here, its = plan.processes["this process"], further.processes["this process"]
     del its.always["runtime"]
     for phase in ("generate", "publish"):
         here.phases[phase] = here.phases[phase] | {f"{k} of {name}": size for k, size in its.phases.pop(phase).items()}
     here.merge(its, of=name)
-    plan.models |= {f"{name}'s {role}": size for role, size in own.models.items()}
-    plan.quantized += [f"{name}: {text}" for text in own.quantized]
-    plan.warnings += [f"policies.{name}: {text}" for text in own.warnings if text not in plan.warnings]
-    plan.refit, plan.refit_tensors = plan.refit + own.refit, plan.refit_tensors + own.refit_tensors
+    plan.models |= {f"{name}'s {role}": size for role, size in further.models.items()}
+    plan.quantized += [f"{name}: {text}" for text in further.quantized]
+    plan.warnings += [f"policies.{name}: {text}" for text in further.warnings if text not in plan.warnings]
+    plan.refit, plan.refit_tensors = plan.refit + further.refit, plan.refit_tensors + further.refit_tensors
 
 
 def _batch(recipe: "Recipe") -> str:

@@ -71,7 +71,7 @@ NO_CAST: Cast = MappingProxyType({})  # one model plays all roles
 @dataclass(slots=True)
 class Recording:
     """The state that all branches of one episode share. ``generator`` replies, and ``renderer`` renders, for each role
-    that has no player of its own in ``cast``."""
+    that has no player in ``cast``."""
 
     generator: Engine[object]
     renderer: Renderer

@@ -69,9 +69,9 @@ def further_players(recipe: "Recipe") -> "dict[str, Player]":
     from whet.rollouts.session import Player
 
     players = {}
-    for name, own in models_of(recipe):
-        renderer = build_renderer(own)
-        players[name] = Player(build_generator(own, renderer), renderer)
+    for name, policy_recipe in models_of(recipe):
+        renderer = build_renderer(policy_recipe)
+        players[name] = Player(build_generator(policy_recipe, renderer), renderer)
     return players
 
 

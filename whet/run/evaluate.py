@@ -273,8 +273,8 @@ async def evaluate_model(
         closing.closes("the environments", environments.close)
         main = Player(*await closing.enter_async_context(open_generator(settings, run, model)))
         further = {}
-        for name, own in models_of(settings) if model is None else ():
-            further[name] = Player(*await closing.enter_async_context(open_generator(own, run, policy=name)))
+        for name, policy_recipe in models_of(settings) if model is None else ():
+            further[name] = Player(*await closing.enter_async_context(open_generator(policy_recipe, run, policy=name)))
         generator, renderer = main.generator, main.renderer
         environments.use_policy(JudgeModel(generator, renderer, settings.generator.max_context).answer)
         endpoint = Endpoint(renderer, recipe.endpoint)

@@ -1,4 +1,4 @@
-"""The further policies of a run: models that learn beside the main one, each from what its own roles did."""
+"""The further policies of a run: models that learn as the main one does, each from what its own roles did."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +34,7 @@ class PolicyConfig(Config):
     chat_template: ChatTemplate | None = None
     """Replaces its model's own chat template. With the recipe's model, by default the recipe's."""
     optimizer: OptimizerConfig | None = None
-    """Its optimizer."""
+    """The optimizer of its learner."""
     generator: Annotated[GeneratorConfig, Component(GENERATORS, GONE)] | None = None
     """The engine that samples its replies."""
 
@@ -91,8 +91,8 @@ def problems_of_policies(recipe: "Recipe") -> Iterator[str]:
     if not isinstance(recipe.algorithm, OnlineAlgorithm) or not isinstance(data, TaskSet):
         yield "policies play the roles of episodes, and this run learns from rows; leave it out"
         return
-    known = tuple(data.role_names)
-    if not known:
+    names = tuple(data.role_names)
+    if not names:
         yield (
             f"policies: the episodes of {type(data).__name__} have one role, or it doesn't name them; leave policies "
             "out, or choose a task set with several roles, such as data=nim. Your own task set names them: "
@@ -101,17 +101,17 @@ def problems_of_policies(recipe: "Recipe") -> Iterator[str]:
         return
     for name, further in recipe.policies.items():
         for role in further.plays:
-            if role not in known:
+            if role not in names:
                 yield (
-                    f"policies.{name}.plays: {type(data).__name__} has no role {role!r}, only {', '.join(known)}."
-                    f"{did_you_mean(role, known)}"
+                    f"policies.{name}.plays: {type(data).__name__} has no role {role!r}, only {', '.join(names)}."
+                    f"{did_you_mean(role, names)}"
                 )
             elif role in roles:
                 yield f"policies.{name}.plays: another policy plays the role {role!r}, too; name it once"
             roles.add(role)
-    if roles >= set(known):
+    if roles >= set(names):
         yield (
-            f"policies: no role is left for the main policy, which is the section model: {', '.join(known)} are all "
+            f"policies: no role is left for the main policy, which is the section model: {', '.join(names)} are all "
             "taken; leave one of the policies out"
         )
     if both := sorted(recipe.policies.keys() & recipe.evaluation.sets.keys()):

@@ -92,7 +92,7 @@ class Policy:
         """Return the groups with what this policy did; those in which it never replied are left out."""
         if self.plays is everything:
             return list(groups)
-        return [own for group in groups if (own := group.of_roles(self.plays)).episodes]
+        return [part for group in groups if (part := group.of_roles(self.plays)).episodes]
 
     def batch(self, groups: Sequence[Group]) -> Batch:
         """Lay out the tokens of the groups, prompts shared where the model can. Groups with a failed episode are left
@@ -105,9 +105,9 @@ class Policy:
             if not whole:
                 raise DataError(text)
             log.warning(text)
-        if not (own := self.share(whole)):
+        if not (share := self.share(whole)):
             raise DataError(f"the policy {self.name or 'of the section model'} replied in none of the groups")
-        return Batch.from_groups(own, share_prompts=self.shares_prompts, distribution=self.distribution)
+        return Batch.from_groups(share, share_prompts=self.shares_prompts, distribution=self.distribution)
 
     @property
     def shares_prompts(self) -> bool:

@@ -113,9 +113,9 @@ async def open_run(
         in_turns = recipe.in_turns and choose_device().type == "cpu"  # the generator need not keep its weights
         shared = recipe.devices.placement == "colocated" or in_turns
         devices = Devices({}, shared=shared, deadline=recipe.devices.deadline)
-        for each in (recipe, *(own for _, own in models_of(recipe))):
-            check_experts(each)
-            check_megatron(each)
+        for checked in (recipe, *(policy_recipe for _, policy_recipe in models_of(recipe))):
+            check_experts(checked)
+            check_megatron(checked)
         renderer = build_renderer(recipe)
         feed = _build_feed(recipe, renderer, devices)  # the errors that are found quickly come first
         closing.closes("the feed", feed.close)
@@ -135,8 +135,8 @@ async def open_run(
         )
         devices.awake = "learning"
         if checkpoint is not None:
-            for one in (policy, *further):
-                await one.load(one.place(checkpoint.folder))
+            for each in (policy, *further):
+                await each.load(each.place(checkpoint.folder))
             feed.source.load_state(checkpoint.state["source"], checkpoint.step)
         run = Run(
             recipe=recipe,
@@ -170,8 +170,8 @@ async def open_run(
             if decision is not None:
                 facts["computes_in"] = str(decision)
             shown |= facts
-            for one in further:
-                shown |= {f"{one.prefix}{name}": value for name, value in one.learners[main].facts.shown().items()}
+            for each in further:
+                shown |= {f"{each.prefix}{name}": value for name, value in each.learners[main].facts.shown().items()}
         if shown:
             run.sinks.write(run.start, {f"run/{name}": value for name, value in shown.items()})
         yield run
@@ -185,12 +185,13 @@ async def _open_policies(
 
     samplers = {"": feed.sampler, **feed.further}
     policies = []
-    for name, own in (("", recipe), *models_of(recipe)):
-        learners = await closing.enter_async_context(open_learners(own, folder / FURTHER / name if name else folder))
-        its = build_renderer(own) if name else renderer
+    for name, policy_recipe in (("", recipe), *models_of(recipe)):
+        place = folder / FURTHER / name if name else folder
+        learners = await closing.enter_async_context(open_learners(policy_recipe, place))
+        its = build_renderer(policy_recipe) if name else renderer
         policies.append(
             Policy(
-                its, learners, own.algorithm.losses, devices, feed.distribution,
+                its, learners, policy_recipe.algorithm.losses, devices, feed.distribution,
                 sampler=samplers[name], name=name, plays=plays(recipe, name),
             )
         )  # fmt: skip

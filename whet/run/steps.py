@@ -64,7 +64,7 @@ class Restarts:
 
 @dataclass(slots=True, frozen=True)
 class Lesson:
-    """What one policy learned from in a step."""
+    """The groups that one policy learned from in a step."""
 
     policy: Policy
     groups: list[Group]  # of what its roles did
@@ -150,10 +150,10 @@ class Run:
         """Return each policy with what its roles did in the groups. A policy that never replied, such as the second
         player of games that end at the first move, learns nothing in this step."""
         shares = [(policy, policy.share(groups)) for policy in self.policies]
-        for policy, own in shares:
-            if not own:
+        for policy, share in shares:
+            if not share:
                 log.warning("the policy %s replied in no episode of step %d", policy.name or "of model", step + 1)
-        return [(policy, own) for policy, own in shares if own]
+        return [(policy, share) for policy, share in shares if share]
 
     async def prepare(self, policy: Policy, groups: list[Group]) -> Batch:
         """Return the batch of a step with all columns that the losses of a policy read: log-probs, values, advantages.

@@ -36,7 +36,7 @@ async def train(run: "Run") -> None:
                 groups = await run.source.next_groups()
             profile = profiled(run.recipe.profile, run.learners[algorithm.main_role], run.folder, step + 1)
             async with run.phase("learn", "learning", new_weights=True), profile:
-                lessons = [await learn(run, policy, own, step) for policy, own in run.shares(groups, step)]
+                lessons = [await learn(run, policy, share, step) for policy, share in run.shares(groups, step)]
             async with run.phase("publish"):
                 await run.publish(step + 1)
             await run.housekeeping(step + 1, groups, lessons)
