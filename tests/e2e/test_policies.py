@@ -13,6 +13,7 @@ import torch
 import whet
 from tests.forks import whet as command
 from tests.other_tokenizers import bpe_tokenizer, save_with
+from tests.rollouts.test_roles import Pair, Pairs
 from tests.toy import read_settings, save_tiny_model, toy_settings, write_recipe
 from whet.algorithms.grpo import GroupAdvantage
 from whet.base.errors import ConfigError, DataError
@@ -28,6 +29,8 @@ from whet.rollouts.audit import audit
 from whet.run.evaluate import evaluate
 from whet.run.recipe import Recipe
 from whet.run.run import resume, start
+from whet.show.charts import chosen
+from whet.show.history import History
 from whet.tasks.base import Step
 from whet.tasks.self_play import Nim, NimGame
 
@@ -45,6 +48,18 @@ class LenientGame(NimGame):
 class Lenient(Nim):
     def make(self, task: Task) -> NimGame:
         return LenientGame(task)
+
+
+class Monologue(Pair):
+    async def step(self, reply: Message) -> Step:
+        return Step(rewards={"a": float(len(str(reply["content"])))})
+
+
+class Monologues(Pairs):
+    """Episodes that end before the second role replies."""
+
+    def make(self, task: Task) -> Monologue:
+        return Monologue()
 
 
 STOP = [*string.ascii_letters, *string.digits]  # a reply that is cut ends the episode before the second role replies
@@ -129,6 +144,10 @@ def test_both_learn_and_are_published_and_measured(tiny_model: Path, tmp_path: P
         assert line["role/a/reward"] > 0 < line["role/b/reward"]
     for name in ("", "rival"):
         assert differ(weights(folder, 1, name), weights(folder, 2, name))
+    history = History(folder)
+    history.read()
+    labels = [entry.label for entry in chosen(history)[0]]
+    assert {"loss", "loss of rival", "gradient norm of rival", "reward of a", "reward of b"} <= set(labels)
     evaluated = lines(folder, "evaluation")[-1]
     assert evaluated["evaluation/reward"] == pytest.approx(
         (evaluated["evaluation/role/a/reward"] + evaluated["evaluation/role/b/reward"]) / 2
@@ -150,9 +169,8 @@ def test_a_learning_rate_of_0_leaves_one_policy_as_it_is(tiny_model: Path, tmp_p
 
 
 def test_a_policy_that_never_replied_learns_nothing_in_this_step(tiny_model: Path, tmp_path: Path) -> None:
-    """Each first reply is cut at one token, which ends its episode."""
     folder = tmp_path / "run"
-    start(recipe_of(tiny_model, sampling={"max_new_tokens": 1, "stop": []}), folder)
+    start(recipe_of(tiny_model, data={"type": "tests.e2e.test_policies:Monologues"}), folder)
     assert "the policy rival replied in no episode of step 1" in (folder / "log.txt").read_text()
     assert not differ(weights(folder, 1, "rival"), weights(folder, 2, "rival"))
     assert not any(name.startswith("policies/rival/learner") for each in lines(folder) for name in each)

@@ -12,7 +12,7 @@ import numpy as np
 from whet.base.strict_json import JsonObject
 from whet.show.facts import Measured
 from whet.show.history import Floats, History
-from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, scores
+from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, of_roles, scores
 
 MOST = 500  # points of a curve
 _BARS = 120
@@ -36,7 +36,9 @@ def chosen(history: History) -> tuple[list[Entry], list[str]]:
     names = [name for name in train.names if name.startswith("scores/")]
     ranges = [(name, present(train.column(name))) for name in names]
     ends = [{name: end(values) for name, values in ranges if len(values)} for end in (np.min, np.max)]
-    return entries + scores(ends), [f"{entry.label} {entry.text(last(history, entry.key))}" for entry in silent]
+    return entries + of_roles(train.names) + scores(ends), [
+        f"{entry.label} {entry.text(last(history, entry.key))}" for entry in silent
+    ]
 
 
 def charts(history: History, within: Range = _EVERYTHING, most: int = MOST) -> Mapping[str, object]:

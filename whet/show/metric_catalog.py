@@ -3,7 +3,7 @@ terminal, the report and docs/metrics.md, so that each metric has one name."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from whet.base.strict_json import JsonObject
@@ -74,6 +74,7 @@ CATALOG = (
     Entry("lr", "learning rate", "lr"),
 )
 ENTRIES = {entry.key: entry for entry in CATALOG}
+_OF_POLICIES = ("loss", "entropy/approximate", "kl", "gradient_norm")  # metrics of further policies that are drawn
 
 
 def drawn(values: Mapping[str, Sequence[float]]) -> list[Entry]:
@@ -94,6 +95,20 @@ def environments(values: Mapping[str, object]) -> list[Entry]:
     """Return an entry for the reward of each environment of a blend in ``values``."""
     names = [key.split("/")[1] for key in values if key.startswith("env/") and key.endswith("/reward")]
     return [Entry(f"env/{name}/reward", name, name[:9]) for name in names]
+
+
+def of_roles(names: Iterable[str]) -> list[Entry]:
+    """Return an entry for the reward of each role among the names of metrics, and the entries of further policies."""
+    entries = []
+    for name in names:
+        first, _, rest = name.partition("/")
+        owner, _, key = rest.partition("/")
+        if first == "role" and key == "reward":
+            entries.append(Entry(name, f"reward of {owner}"))
+        elif first == "policies" and key in _OF_POLICIES:
+            entry = ENTRIES[key]
+            entries.append(replace(entry, key=name, label=f"{entry.label} of {owner}", short="", held_out=""))
+    return entries
 
 
 def scores(lines: Iterable[JsonObject]) -> list[Entry]:
