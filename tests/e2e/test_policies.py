@@ -198,6 +198,17 @@ def test_two_models_with_other_sizes_tokenizers_and_templates(tiny_model: Path, 
     assert not lines(folder)[-1]["policies/rival/mismatch/token_mult_prob_error"] > 1.01 + staleness
 
 
+def test_each_policy_has_its_critic(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    algorithm = {"type": "ppo", "group_size": 4, "minibatches": 2}
+    start(recipe_of(tiny_model, algorithm=algorithm), folder)
+    trained = [each for each in lines(folder) if "loss" in each]
+    assert all(each["critic/loss"] != each["policies/rival/critic/loss"] for each in trained)
+    for name in ("", "policies/rival/"):
+        one, other = (load_weights(folder / f"checkpoints/step-00000{step}/{name}critic") for step in (1, 2))
+        assert differ(one, other)
+
+
 def test_a_policy_is_updated_by_its_own_part_of_the_batch(tiny_model: Path, tmp_path: Path) -> None:
     """One update of self-play's batch, restricted to one role, and one of the role's own batch: the same weights."""
 
@@ -225,6 +236,14 @@ def test_a_policy_is_updated_by_its_own_part_of_the_batch(tiny_model: Path, tmp_
     one, other = (load_weights(tmp_path / name / "policy") for name in ("main", "rival"))
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, other[name], rtol=0, atol=2e-4, msg=name)
+
+
+def test_policies_can_be_called_where_nothing_is_awaited(tiny_model: Path, tmp_path: Path) -> None:
+    with whet.open(recipe_of(tiny_model), folder=tmp_path / "run") as run:
+        groups = run.policy.sample(run.tasks.next(1), n=2)
+        [uid] = run.policies["rival"].batch(groups).group_uids
+        assert uid.endswith("#b")
+        assert run.policies["rival"].publish().result()["refit/probe_max"] < 1e-4
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.toy import Lowercase, read_settings, toy_settings
 from whet.algorithms.grpo import GroupAdvantage
 from whet.algorithms.max_rl import MaxRLAdvantage
 from whet.algorithms.turns import TurnAdvantage
-from whet.base.errors import ConfigError, DataError
+from whet.base.errors import ConfigError, DataError, GeneratorError
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
 from whet.core.types import Episode, Group, Message, Span, Status, Task, Trajectory
@@ -270,6 +270,22 @@ def test_an_episode_that_fails_in_one_role_fails_whole() -> None:
         )
     )  # fmt: skip
     assert (episode.status, episode.branches, episode.rewards) == (Status.FAILED, [], {})
+
+
+def test_the_failure_of_one_of_several_engines_ends_the_run() -> None:
+    class Away:
+        async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+            raise GeneratorError("the engine of b is away")
+
+    generator, away, failures = Says("a"), Away(), Failures()
+    with pytest.raises(GeneratorError, match="the engine of b is away"):
+        asyncio.run(
+            play(
+                Boards(), Task("t", []), generator, RENDERER, SAMPLING,
+                retries=3, seed=0, session="t/0", timing=Timing(), failures=failures,
+                cast={"b": Player(away, RENDERER)},  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
 
 
 class Table:

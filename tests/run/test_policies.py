@@ -99,6 +99,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_a_setting_of_a_policy_that_is_not_read_is_an_error(tmp_path: Path) -> None:
+    rival = {"plays": ["second"], "optimizer": {"min_lr_ratio": 0.5}}
+    with pytest.raises(WhetError, match=r"policies.rival.optimizer.min_lr_ratio: it is read only where .*schedule"):
+        read(tmp_path, policies={"rival": rival})
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_combine_is_refused_at_reading(tmp_path: Path, name: str) -> None:
     changes, message = REFUSED[name]

@@ -171,7 +171,13 @@ class Recipe(Config):
         return here(key)
 
     def unused(self) -> dict[str, str]:
-        alone = {key: f"it is read only where {when}; leave it out" for key, when in idle(self)}
+        conditions = dict(idle(self))
+        for name, policy in self.policies.items():
+            given = policy.replaces()
+            for key, when in idle(self.of_policy(name)):
+                if key.partition(".")[0] in given:
+                    conditions[f"policies.{name}.{key}"] = when
+        alone = {key: f"it is read only where {when}; leave it out" for key, when in conditions.items()}
         why = "no part of the run reads it: this run learns from rows and samples nothing; leave it out"
         return alone | dict.fromkeys(unread_by_rows(self), why)
 
