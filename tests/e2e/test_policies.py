@@ -201,7 +201,7 @@ def test_two_models_with_other_sizes_tokenizers_and_templates(tiny_model: Path, 
 def test_each_policy_has_its_critic(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     algorithm = {"type": "ppo", "group_size": 4, "minibatches": 2}
-    start(recipe_of(tiny_model, algorithm=algorithm), folder)
+    start(recipe_of(tiny_model, algorithm=algorithm, checkpoints={"asynchronous": True}), folder)
     trained = [each for each in lines(folder) if "loss" in each]
     assert all(each["critic/loss"] != each["policies/rival/critic/loss"] for each in trained)
     for name in ("", "policies/rival/"):
