@@ -1,13 +1,14 @@
 """An exported reward model is a plain sequence classifier: transformers alone gives the learner's scores."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM, PreTrainedTokenizerFast
 
 from tests.checkpoint.without_whet import run_without_whet
 from tests.groups import episode
@@ -25,6 +26,7 @@ from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
 from whet.learner.worker import LearnerWorker
 from whet.losses.reward_model import sequence_scores
 from whet.models.config import LoraSettings, ModelConfig
+from whet.models.reward_model import RewardModel
 
 CONVERSATIONS: list[list[Message]] = [
     [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}],
@@ -164,3 +166,28 @@ def test_an_architecture_with_learned_positions_is_exported(tmp_path: Path) -> N
     export(run, tmp_path / "out")
     (result,) = read_back(tmp_path / "out")
     assert result["alone"] == pytest.approx(scores, abs=1e-5)
+
+
+def test_an_architecture_without_a_classifier_in_transformers_is_loaded_by_the_code_of_its_card(tmp_path: Path) -> None:
+    config = GraniteConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, embedding_multiplier=3.0, logits_scaling=2.0, pad_token_id=256,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    run, scores = make_run(tmp_path, GraniteForCausalLM(config))
+    exported = export(run, tmp_path / "out").path
+    (code,) = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.DOTALL)
+    assert "class GraniteForSequenceClassification(GenericForSequenceClassification" in code
+    talk = (
+        f"conversation = json.loads(sys.argv[1])\ntokens = tokenizer.apply_chat_template(conversation, {_AS_TENSORS})"
+    )
+    script = f"{code.replace('path/to/this/folder', str(exported))}\n{talk}\nprint(model(**tokens).logits[0, 0].item())"
+    found = [run_without_whet(script, talk, folder=tmp_path) for talk in CONVERSATIONS]
+    assert found == pytest.approx(scores, abs=1e-5)
+    served = RewardModel(str(exported), None, "cpu", "float32", 1)
+    assert served.scores([{"messages": talk, "tools": None} for talk in CONVERSATIONS]) == pytest.approx(
+        scores, abs=1e-5
+    )
+
+
+_AS_TENSORS = 'return_tensors="pt", return_dict=True'

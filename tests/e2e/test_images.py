@@ -1,4 +1,4 @@
-"""Whole runs on prompts with images: GRPO in step and asynchronously, also resumed, and export."""
+"""Whole runs on prompts with images: GRPO in step and asynchronously, rows, reward models, also resumed, and export."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rows import rows_recipe, write_rows
+from tests.rows import pairs, rows_recipe, write_rows
 from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_vision
 from tests.toy import toy_recipe
 from whet.checkpoint.export import export
@@ -18,6 +18,7 @@ from whet.metrics.rollout_file import read_rollouts
 from whet.metrics.sinks.jsonl import read_metrics, without_time
 from whet.models.config import ModelConfig
 from whet.models.loading import load_images, load_model
+from whet.models.reward_model import RewardModel
 from whet.run import run
 from whet.tasks.base import TaskSet
 
@@ -134,12 +135,59 @@ def test_rows_with_images_are_learned(model: Path, tmp_path: Path, kind: str, al
     assert any(line.get("loss") for line in losses(run.start(recipe, tmp_path / "run")))
 
 
-def test_a_reward_model_of_images_is_refused_before_it_learns(model: Path, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 20)
-    recipe = rows_recipe(model, "preference", path, {"type": "reward_model"})
-    values = recipe.model_dump() | {"model": {"path": str(model), "vision": "trained"}}
-    with pytest.raises(ValueError, match="a reward model of images can't be exported"):
-        type(recipe).model_validate(values)
+def judge_recipe(model: Path, folder: Path, **changes: Any) -> Any:
+    """Return a recipe of a reward model that likes the name of the picture's colour."""
+    rows = [
+        {
+            "prompt": "Which colour?",
+            "image": picture(color, 20 + index),
+            "chosen": color,
+            "rejected": COLORS[(index + 1) % 4],
+        }
+        for index, color in enumerate(COLORS * 8)
+    ]
+    settings: dict[str, Any] = {"steps": 4, "checkpoints": {"every": 2}, "optimizer": {"lr": 0.01}} | changes
+    path = write_rows(folder / "pairs.jsonl", rows)
+    recipe = rows_recipe(model, "preference", path, {"type": "reward_model"}, **settings)
+    return recipe.model_copy(update={"model": ModelConfig(path=str(model), vision="trained")})
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_a_reward_model_of_images_resumes_to_the_same_bits_and_rewards_a_policy(
+    models: dict[Family, Path], tmp_path: Path, family: Family
+) -> None:
+    model = models[family]
+    plain = run.start(judge_recipe(model, tmp_path), tmp_path / "plain")
+    parts = run.start(judge_recipe(model, tmp_path, steps=2), tmp_path / "parts")
+    run.resume(parts, ["steps=4"])
+    assert losses(parts) == losses(plain)
+    seen = [line for line in read_metrics(plain / "metrics.jsonl") if line["kind"] == "evaluation"]
+    assert {"evaluation/loss", "evaluation/accuracy"} <= seen[-1].keys()
+    judge = export(plain, tmp_path / "judge").path
+
+    data = {"type": "reward_model", "taskset": {"type": "tests.e2e.test_images:Colors"}, "model": str(judge)}
+    data |= {"process": {"batch_size": 1}}
+    recipe = toy_recipe(
+        model, data=data, model={"path": str(model), "vision": "trained"}, steps=2, rollouts={"prompts_per_step": 2}
+    )
+    folder = run.start(recipe, tmp_path / "policy")
+    again = run.start(recipe, tmp_path / "again")
+    assert losses(again) == losses(folder)
+    for line in losses(folder)[1:]:
+        assert line["reward/mean"] == pytest.approx(line["scores/reward_model"], abs=1e-6)
+    served = RewardModel(str(judge), None, "cpu", "float32", 1)
+    for record in read_rollouts(folder, 2):
+        (score,) = served.scores([{"messages": record.messages, "tools": None}])
+        assert record.scores["reward_model"] == pytest.approx(score, abs=1e-5)
+
+
+def test_a_reward_model_of_texts_refuses_images_in_words(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = rows_recipe(tiny_model, "preference", write_rows(tmp_path / "rows.jsonl", pairs(16)),
+                         {"type": "reward_model"}, steps=1, checkpoints={"every": 1})  # fmt: skip
+    judge = export(run.start(recipe, tmp_path / "run"), tmp_path / "judge").path
+    talk = [asked(picture("red")), {"role": "assistant", "content": "red"}]
+    (refused,) = RewardModel(str(judge), None, "cpu", "float32", 1).scores([{"messages": talk, "tools": None}])
+    assert "has an image, and the reward model reads texts only; train one with model.vision" in str(refused)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Awaitable, Callable
@@ -185,9 +186,11 @@ def test_a_conversation_that_a_template_fails_on_is_bad_data_and_not_an_error_of
     from whet.models.reward_model import RewardModel
 
     served = RewardModel(str(model), None, "cpu", "float32", 1)
-    served.tokenizer.chat_template = "{% if messages[1]['content'] == '5' %}{{ 1 + 'a' }}{% endif %}a fine text"
+    served.chat.text = "{% if messages[1]['content'] == '5' %}{{ 1 + 'a' }}{% endif %}a fine text"
     failed, score = served.scores([{"messages": talk(answer), "tools": None} for answer in ("5", "6")])
-    assert "chat template can't render the conversation: unsupported operand" in str(failed)
+    assert re.fullmatch(
+        r"the reward model can't read .*: the chat template can't .*: unsupported operand .*", str(failed)
+    )
     assert isinstance(score, float)
 
 

@@ -108,13 +108,14 @@ class ChatTemplate:
         return text.rpartition(end)[2].strip()
 
     def _with_thought(self, message: Message) -> Message:
-        thought = message.get("reasoning_content")
+        if not (thought := message.get("reasoning_content")):
+            return message
         match self._thoughts:
             case "text":
                 return with_thought(message)
-            case "thinking" if thought:
+            case "thinking":
                 return cast(Message, message | {"thinking": thought})
-            case "part" if thought:
+            case "part":
                 parts = [{"type": "thinking", "thinking": thought}]
                 if text := text_of(message["content"]):
                     parts.append({"type": "text", "text": text})

@@ -236,16 +236,7 @@ class Renderer:
         return format
 
     def _with_images(self, tokens: list[int], messages: Sequence[Message]) -> list[int]:
-        """Return the tokens with the tokens of each image instead of the template's mark for it."""
-        if self.images is None or not (urls := image_urls(messages)):
-            return tokens
-        mark, marks = self.images.mark, tokens.count(self.images.mark)
-        if marks != len(urls):
-            raise DataError(f"the chat template writes {marks} marks of images for {len(urls)} images")
-        following, written = iter(urls), list[int]()
-        for token in tokens:
-            written += self.images.tokens(next(following)) if token == mark else [token]
-        return written
+        return with_images(tokens, messages, self.images)
 
     def _as_sampled(self, number: int) -> str:
         """Return the text that a model samples for the first ``SAMPLES``."""
@@ -281,6 +272,20 @@ class Renderer:
             return f"{begun}{closing}\n\n{content}"
         start = len(f"{opening}\n") if show(content).startswith(f"{opening}\n") else 0
         return f"{content[start:end]}{closing}{content[end + len(closing) :]}"
+
+
+def with_images(tokens: list[int], messages: Sequence[Message], images: ImageTokens | None) -> list[int]:
+    """Return the tokens of rendered messages with the tokens of each image instead of the template's mark for it.
+    Raises ``DataError`` if the template writes another number of marks."""
+    if images is None or not (urls := image_urls(messages)):
+        return tokens
+    mark, marks = images.mark, tokens.count(images.mark)
+    if marks != len(urls):
+        raise DataError(f"the chat template writes {marks} marks of images for {len(urls)} images")
+    following, written = iter(urls), list[int]()
+    for token in tokens:
+        written += images.tokens(next(following)) if token == mark else [token]
+    return written
 
 
 def check_images(renderer: Renderer | None, messages: Sequence[Message], where: str) -> None:

@@ -4,6 +4,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,16 +21,36 @@ _ORIGIN["gguf"] = _ORIGIN["megatron"] = _ORIGIN["policy"]
 _FOLDERS = re.compile(r"(?<![\w.:/~])[~/][^,\[\]{}'\"]*/")  # at the beginning of an absolute path
 
 
+@dataclass(frozen=True, slots=True)
+class ModelClass:
+    """The class of transformers that loads an exported model."""
+
+    name: str
+    family: str | None = None  # with which it is made, if transformers doesn't have it
+
+
 def model_card(
-    run: Path, recipe: JsonObject, checkpoint: Checkpoint, base: str, dtype: str, kind: Kind, lineage: Record
+    run: Path,
+    recipe: JsonObject,
+    checkpoint: Checkpoint,
+    base: str,
+    dtype: str,
+    kind: Kind,
+    loader: ModelClass,
+    lineage: Record,
 ) -> str:
     """Return Markdown with the front matter that the Hugging Face Hub reads. ``recipe`` is the run's, as plain data."""
     from huggingface_hub import ModelCard, ModelCardData
 
+    images = recipe.get("model", {}).get("vision") is not None
     data = ModelCardData(
         base_model=base if "/" in base and not Path(base).expanduser().exists() else None,
         library_name={"adapter": "peft", "gguf": "gguf", "megatron": "megatron-core"}.get(kind, "transformers"),
-        pipeline_tag="text-classification" if kind == "reward model" else "text-generation",
+        pipeline_tag="text-classification"
+        if kind == "reward model"
+        else "image-text-to-text"
+        if images
+        else "text-generation",
         tags=["whet"],
         datasets=sorted(set(_hub_data(lineage))) or None,
     )
@@ -51,6 +72,8 @@ def model_card(
         facts=facts,
         measured=_measured(run, checkpoint.step),
         kind=kind,
+        loader=loader,
+        images=images,
         quantized=_quantized(recipe) if kind == "adapter" else None,
         lineage=list(_origins(lineage, 0)),
     )

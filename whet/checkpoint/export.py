@@ -13,7 +13,7 @@ from whet.base.extras import require
 from whet.base.files import remove, replacing
 from whet.base.lazy import FileDtype, torch_dtype
 from whet.base.strict_json import JsonObject
-from whet.checkpoint.card import Kind, model_card
+from whet.checkpoint.card import Kind, ModelClass, model_card
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.gguf_file import GgufType, check_gguf, write_gguf
 from whet.checkpoint.megatron_file import check_megatron, write_megatron
@@ -98,7 +98,8 @@ def export(
         if gguf is not None:
             saved_as, kind = gguf, "gguf"
             _replace_by_gguf(staging, gguf, out.name)
-        card = model_card(run, recipe, checkpoint, config.path, saved_as, kind, lineage)
+        loader = _loader(model, config, kind)
+        card = model_card(run, recipe, checkpoint, config.path, saved_as, kind, loader, lineage)
         (staging / "README.md").write_text(card, encoding="utf-8")
         lineage = with_files(lineage, staging)
         lineage.write(staging)
@@ -118,6 +119,19 @@ def _of_policy(recipe: JsonObject, run: Path, name: str) -> JsonObject:
     if section.get("model") or section.get("chat_template"):
         recipe = recipe | {"chat_template": section.get("chat_template")}
     return recipe | {"model": section.get("model") or recipe["model"]}
+
+
+def _loader(model: "PreTrainedModel", config: "ModelConfig", kind: Kind) -> ModelClass:
+    """Return the class that loads the exported model."""
+    from whet.models.sequence_classifier import family_class, in_transformers
+
+    if kind == "reward model":
+        if in_transformers(model.config):
+            return ModelClass("AutoModelForSequenceClassification")
+        return ModelClass(type(model).__name__, family_class(type(model)).__name__)
+    if config.vision is not None:  # also of an adapter, whose base model transformers finds
+        return ModelClass("AutoModelForImageTextToText")
+    return ModelClass("AutoPeftModelForCausalLM" if kind == "adapter" else "AutoModelForCausalLM")
 
 
 def _check_kept(out: Path, checkpoints: Path, model: Path) -> None:

@@ -1,5 +1,7 @@
-"""Converts a trained reward model to transformers' sequence classifier with one label: the same model, with the scalar
-head as its ``score``, and a padding token that never ends a conversation. Independent of losses and run folders."""
+"""Converts a trained reward model to a sequence classifier of transformers with one label: the same model, with the
+scalar head as its ``score``, and a padding token that never ends a conversation. Where transformers has no such class,
+the checkpoint has the form of those that it has (``models/sequence_classifier.py``). Independent of losses and run
+folders."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,22 +16,23 @@ if TYPE_CHECKING:
 
     from whet.chat.renderer import Renderer
     from whet.models.config import ModelConfig
+    from whet.models.image_processor import ImageProcessor
 
 ROLE = "reward_model"
 HEAD = "value_head.linear.weight"
 
 
 def load_reward_model(folder: Path, config: "ModelConfig") -> "PreTrainedModel":
-    """Return the reward model in a checkpoint's ``folder``, on the CPU in float32 with LoRA merged, as a
-    ``PreTrainedModel`` of the family ``AutoModelForSequenceClassification``.
+    """Return the reward model in a checkpoint's ``folder``, on the CPU in float32 with LoRA merged, as a sequence
+    classifier.
 
-    Raises ``CheckpointError`` if its tensors do not match the model's, ``WhetError`` if transformers has no equivalent
-    classifier of this architecture.
+    Raises ``CheckpointError`` if its tensors do not match the model's, ``WhetError`` if a classifier of this
+    architecture doesn't give its scores.
     """
     import torch
 
     from whet.learner.state import load_weights
-    from whet.models.loading import load_model
+    from whet.models.loading import load_images, load_model
     from whet.models.quantized import dequantize
 
     path = folder / ROLE
@@ -45,7 +48,8 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> "PreTrainedModel":
     copy_into(model, tensors, path, partial=True)
     if config.lora is not None:
         model = model.merge_and_unload()
-    return _classifier(model.eval(), head.float(), config)
+    images = None if config.vision is None else load_images(config)
+    return _classifier(model.eval(), head.float(), images)
 
 
 def choose_padding(tokenizer: "PreTrainedTokenizerBase", renderer: "Renderer") -> int:
@@ -65,33 +69,34 @@ def choose_padding(tokenizer: "PreTrainedTokenizerBase", renderer: "Renderer") -
     return int(free[0])
 
 
-def _classifier(model: "PreTrainedModel", head: "Tensor", config: "ModelConfig") -> "PreTrainedModel":
+def _classifier(model: "PreTrainedModel", head: "Tensor", images: "ImageProcessor | None") -> "PreTrainedModel":
     import torch
-    from transformers import AutoModelForSequenceClassification
 
-    from whet.models.loading import load_model_config
+    from whet.models.attention.forest import select_in_decoder
+    from whet.models.sequence_classifier import classifier_class, theirs, trial_rows
 
-    settings = load_model_config(config)
+    settings = type(model.config).from_dict(model.config.to_dict())
     settings.num_labels, settings.problem_type = 1, "regression"
     try:
         with torch.device("meta"):  # every weight is replaced below
-            classifier: Any = AutoModelForSequenceClassification.from_config(settings, dtype=torch.float32)
+            classifier: Any = classifier_class(settings)._from_config(settings, dtype=torch.float32)
     except ValueError as error:
-        raise WhetError(f"transformers has no sequence classifier of {type(model).__name__}: {error}") from None
+        raise WhetError(f"{type(model).__name__} can't be exported as a reward model: {error}") from None
     score = getattr(classifier, "score", None)
     if type(score) is not torch.nn.Linear or score.bias is not None or score.weight.shape != head.shape:
         raise WhetError(f"{type(classifier).__name__} can't be exported: its head is not a single linear map 'score'")
-    model.set_attn_implementation(classifier.config._attn_implementation)  # of transformers, not whet's
+    select_in_decoder(model, settings.get_text_config()._attn_implementation)  # of transformers, not whet's
     setattr(classifier, classifier.base_model_prefix, model.base_model)
     classifier.score = torch.nn.Linear(head.shape[1], 1, bias=False)
     classifier.score.weight = torch.nn.Parameter(head)
     classifier.eval().requires_grad_(False)
-    tokens = torch.tensor([[1, 2, 3]]) % settings.get_text_config().vocab_size
-    expected = model.base_model(tokens, use_cache=False).last_hidden_state[0, -1] @ head[0]
-    score = classifier(tokens, use_cache=False).logits[0, 0]
-    if not torch.allclose(score, expected, rtol=1e-4, atol=1e-4 * float(head.norm())):
-        raise WhetError(
-            f"{type(classifier).__name__} scores {float(score):.6g} where the reward model scores "
-            f"{float(expected):.6g}; this architecture can't be exported as a reward model yet"
-        )
+    for row in trial_rows(settings, images):
+        inputs = theirs(row, images)
+        expected = model.base_model(**inputs, use_cache=False).last_hidden_state[0, -1] @ head[0]
+        score = classifier(**inputs, use_cache=False).logits[0, 0]
+        if not torch.allclose(score, expected, rtol=1e-4, atol=1e-4 * float(head.norm())):
+            raise WhetError(
+                f"{type(classifier).__name__} scores {float(score):.6g} where the reward model scores "
+                f"{float(expected):.6g}; this architecture can't be exported as a reward model yet"
+            )
     return classifier

@@ -14,7 +14,8 @@ from whet.base.lazy import torch_dtype
 from whet.base.strict_json import JsonObject
 from whet.core.content import text_of
 from whet.models.config import ModelConfig
-from whet.models.loading import resolve
+from whet.models.loading import load_model_config, resolve
+from whet.models.sequence_classifier import classifier_class
 from whet.tasks.preference.reward_model_process import CutScore
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def load_classifier(
     """Return the folder, the tokenizer and the model, and let torch compute with ``threads`` from here on. Raises
     ``WhetError`` for a model that can't be loaded, and with ``advice`` if weights are missing, so that it is not
     a ``kind``."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoTokenizer
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     disable_progress_bar()
@@ -38,10 +39,11 @@ def load_classifier(
     torch.set_num_threads(threads)
     if device == "cuda" and not torch.cuda.is_available():
         raise WhetError("device is cuda, but torch finds no GPU here; use cpu")
-    folder = resolve(ModelConfig(path=model, revision=revision))
+    config = ModelConfig(path=model, revision=revision)
+    folder = resolve(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        loaded, info = AutoModelForSequenceClassification.from_pretrained(
+        loaded, info = classifier_class(load_model_config(config)).from_pretrained(
             folder, dtype=torch_dtype(dtype), use_safetensors=True, output_loading_info=True
         )
     except (OSError, ValueError) as error:

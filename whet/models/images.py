@@ -151,7 +151,7 @@ def image_features(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
     the first layers of the decoder, if it takes them."""
     whole = unwrapped(model)
     device = whole.get_input_embeddings().weight.device
-    encoded = whole.get_image_features(**{name: placed(tensor, device) for name, tensor in inputs.items()})
+    encoded = whole.base_model.get_image_features(**{name: placed(tensor, device) for name, tensor in inputs.items()})
     return [_joined(part) for part in (encoded.pooler_output, *getattr(encoded, "deepstack_features", ()))]
 
 

@@ -129,8 +129,6 @@ def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
             "it out (the other sizes of parallel work), use learner.type=torch, generator=torch or vllm, and an "
             "algorithm with one model, or leave model.vision out"
         )
-    if "reward_model" in recipe.algorithm.roles:
-        yield "model.vision: a reward model of images can't be exported; leave model.vision out"
 
 
 def _problems_of_pausing(recipe: "Recipe") -> Iterator[str]:
