@@ -15,7 +15,7 @@ from tests.vision_engine import Compared
 from tests.vllm_engine import Loop
 from whet.base.errors import DataError, WhetError
 from whet.engines.base import SamplingParams
-from whet.engines.vllm.config import VllmGeneratorConfig
+from whet.engines.vllm.config import WITH_IMAGES, VllmGeneratorConfig
 from whet.run import run
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -26,7 +26,7 @@ def config_of(_: Path, **changes: Any) -> VllmGeneratorConfig:
     return VllmGeneratorConfig(**settings | changes, threads=1, deadline=120.0)
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3"])
+@pytest.fixture(scope="module", params=WITH_IMAGES)
 def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, loop: Loop) -> Iterator[Compared]:
     made = Compared(request.param, tmp_path_factory.mktemp("vision"), config_of)
     assert loop.run(made.publish())["refit/unread"] == 0

@@ -1,6 +1,6 @@
 """Converts a trained reward model to a sequence classifier of transformers with one label: the same model, with the
 scalar head as its ``score``, and a padding token that never ends a conversation. Where transformers has no such class,
-the checkpoint has the form of those that it has (``models/sequence_classifier.py``). Independent of losses and run
+the checkpoint has the form of its other classifiers (``models/sequence_classifier.py``). Independent of losses and run
 folders."""
 
 from pathlib import Path
@@ -73,7 +73,7 @@ def _classifier(model: "PreTrainedModel", head: "Tensor", images: "ImageProcesso
     import torch
 
     from whet.models.attention.forest import select_in_decoder
-    from whet.models.sequence_classifier import classifier_class, theirs, trial_rows
+    from whet.models.sequence_classifier import arguments_of, classifier_class, trial_rows
 
     settings = type(model.config).from_dict(model.config.to_dict())
     settings.num_labels, settings.problem_type = 1, "regression"
@@ -91,7 +91,7 @@ def _classifier(model: "PreTrainedModel", head: "Tensor", images: "ImageProcesso
     classifier.score.weight = torch.nn.Parameter(head)
     classifier.eval().requires_grad_(False)
     for row in trial_rows(settings, images):
-        inputs = theirs(row, images)
+        inputs = arguments_of(row, images)
         expected = model.base_model(**inputs, use_cache=False).last_hidden_state[0, -1] @ head[0]
         score = classifier(**inputs, use_cache=False).logits[0, 0]
         if not torch.allclose(score, expected, rtol=1e-4, atol=1e-4 * float(head.norm())):

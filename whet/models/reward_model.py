@@ -25,7 +25,7 @@ from whet.models.config import ModelConfig
 from whet.models.families import PICTURE
 from whet.models.images import embedded
 from whet.models.loading import load_images
-from whet.models.sequence_classifier import reads_images, theirs, trial_rows
+from whet.models.sequence_classifier import arguments_of, reads_images, trial_rows
 from whet.tasks.preference.reward_model_process import CutScore
 
 
@@ -142,18 +142,18 @@ class RewardModel:
         rows, device = trial_rows(self.model.config, self.images), self.model.device
         expected = []
         for row in rows:
-            inputs = {name: value.to(device) for name, value in theirs(row, self.images).items()}
+            inputs = {name: value.to(device) for name, value in arguments_of(row, self.images).items()}
             expected.append(float(self.model(**inputs, use_cache=False).logits[0, 0]))
         self.forest = supports_forest(self.model.config)
         if self.forest:
             use_forest_attention(self.model)
         shown: list[Message] = [{"role": "user", "content": [{"type": "image", "url": PICTURE}]}]
-        found = self._read([[_Row(row, shown)] for row in rows])
+        scores = self._read([[_Row(row, shown)] for row in rows])
         tolerance = 1e-3 if self.model.dtype == torch.float32 else 0.05
-        for score, wanted in zip(found, expected, strict=True):
-            if not abs(score - wanted) <= tolerance * (1 + abs(wanted)):
+        for score, theirs in zip(scores, expected, strict=True):
+            if not abs(score - theirs) <= tolerance * (1 + abs(theirs)):
                 raise WhetError(
-                    f"{type(self.model).__name__} scores {wanted:.6g}, but its head on its last hidden state gives "
+                    f"{type(self.model).__name__} scores {theirs:.6g}, but its head on its last hidden state gives "
                     f"{score:.6g}; this architecture can't be used as a reward model yet"
                 )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def classifier_class(config: "PretrainedConfig") -> "type[PreTrainedModel]":
-    """Return the class for a model's config. Raises ``ValueError`` for an architecture that is no decoder."""
+    """Return the class for a model's config. Raises ``ValueError`` for an architecture that is not a decoder."""
     from transformers import AutoModel
     from transformers.modeling_layers import GenericForSequenceClassification
     from transformers.models.auto.modeling_auto import (
@@ -26,13 +26,13 @@ def classifier_class(config: "PretrainedConfig") -> "type[PreTrainedModel]":
     )
 
     kind = type(config)
-    known: type[PreTrainedModel] | None = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(kind, None)
-    if known is not None:
-        return known
+    classifier: type[PreTrainedModel] | None = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(kind, None)
+    if classifier is not None:
+        return classifier
     base: type[Any] | None = AutoModel._model_mapping.get(kind, None)
     generates = kind in MODEL_FOR_CAUSAL_LM_MAPPING or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     if base is None or not generates or config.is_encoder_decoder:
-        raise ValueError(f"transformers has no sequence classifier of {kind.__name__}, and it is no decoder")
+        raise ValueError(f"transformers has no sequence classifier of {kind.__name__}, and it is not a decoder")
     name = base.__name__.removesuffix("Model") + "ForSequenceClassification"
     made: type[PreTrainedModel] = type(name, (GenericForSequenceClassification, family_class(base)), {})
     return made
@@ -59,13 +59,13 @@ def reads_images(config: "PretrainedConfig") -> bool:
 
 def trial_rows(config: "PretrainedConfig", images: ImageProcessor | None) -> list[list[int]]:
     """Return tokens on which a classifier is tried: a few, and with a processor of ``images`` also a picture's. The
-    last one is no padding."""
+    last one is not padding."""
     text = config.get_text_config()
     tokens = [token % text.vocab_size for token in (1, 2, 3) if token % text.vocab_size != text.pad_token_id]
     return [tokens] if images is None else [tokens, [*tokens, *images.tokens(PICTURE), *tokens]]
 
 
-def theirs(row: Sequence[int], images: ImageProcessor | None) -> dict[str, Tensor]:
+def arguments_of(row: Sequence[int], images: ImageProcessor | None) -> dict[str, Tensor]:
     """Return the arguments of transformers' own code for a row of ``trial_rows``."""
     if images is None or min(row) >= 0:
         return {"input_ids": torch.tensor([row])}

@@ -27,7 +27,7 @@ CPU_CACHE_GIB = 1.0
 _VOCABULARY = 64  # vLLM pads the vocabulary to a multiple of this
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The maximum ranks that vLLM supports."""
-WITH_IMAGES = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+WITH_IMAGES = ("idefics3", "internvl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 """The types of models that read images in vLLM as they do in the learner, which tests compare."""
 _GUESSES = (
     "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by an uninitialised "

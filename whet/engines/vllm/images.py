@@ -27,6 +27,7 @@ _PARTS = ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.functional
 _STOOD_IN_FOR = tuple(f"torchvision{part}" for part in _PARTS)
 _CLASSES = {
     "Idefics3ForConditionalGeneration",
+    "InternS1ForConditionalGeneration",  # also of InternVL
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
@@ -57,6 +58,7 @@ def _load(entry: Any) -> object:
     context: Any = InputProcessingContext
     context.get_hf_processor = _processor
     info = model._processor_factory.info
+    info.get_hf_processor = BaseProcessingInfo.get_hf_processor  # InternVL's adds a processor of videos
     info.supported_mm_limits = {"image": None}  # any number of them, and no videos
     info.supported_mm_processor_kwargs = property(BaseProcessingInfo.get_supported_mm_processor_kwargs)
     info.get_max_video_tokens = _none

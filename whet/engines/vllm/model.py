@@ -33,6 +33,9 @@ class VllmModel:
         self._wrap()
         mapper = getattr(self.model, "hf_to_vllm_mapper", None)
         self._mapper: Any = None if mapper is None else mapper.get_rename_mapper()  # of Hugging Face's names to vLLM's
+        self._fused: dict[str, list[str]] = {}  # layers of vLLM -> layers of Hugging Face's model
+        for part in reversed(list(self.model.modules())):  # some models with images leave it to their decoder
+            self._fused |= getattr(part, "packed_modules_mapping", {})
         self._expected: set[str] = set()  # parameters to load; 8-bit layers derive other ones from them
         self._loaded: set[str] = set()
         self._last: tuple[nn.Module, list[int], Tensor] | None = None
@@ -189,7 +192,7 @@ class VllmModel:
         if path in modules:
             return modules[path], None
         parent, _, part = path.rpartition(".")
-        for fused, parts in getattr(self.model, "packed_modules_mapping", {}).items():
+        for fused, parts in self._fused.items():
             module = modules.get(f"{parent}.{fused}")
             if part in parts and module is not None:
                 return module, parts.index(part)
