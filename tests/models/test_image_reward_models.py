@@ -1,5 +1,5 @@
-"""A reward model of images: scores and gradients equal the ones of transformers' sequence classifier of the architecture,
-which its parts make where it has none, in any layout."""
+"""A reward model of images: scores and gradients equal, in any layout, the ones of transformers' sequence classifier of
+the architecture, which its parts make where it has none."""
 
 from pathlib import Path
 from typing import Any
