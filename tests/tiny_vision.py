@@ -16,9 +16,10 @@ from whet.models.tiny import SPECIAL, VOCAB, vocab_id
 from whet.models.tiny_vision import TEMPLATE, save_tiny_vision_model
 
 Family = Literal[
-    "idefics3", "tiles", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl", "smolvlm", "gemma3", "gemma4", "qwen3_5"
-]
-FAMILIES: tuple[Family, ...] = tuple(family for family in get_args(Family) if family != "qwen3_vl_moe")
+    "idefics3", "tiles", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl", "smolvlm", "gemma3", "gemma4", "qwen3_5",
+    "llama4",
+]  # fmt: skip
+FAMILIES: tuple[Family, ...] = tuple(name for name in get_args(Family) if name not in ("qwen3_vl_moe", "llama4"))
 """The families without experts, whose engine computes a row to the same bit in any crowd."""
 _QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
@@ -50,6 +51,7 @@ def save_tiny_vision(folder: Path, family: Family = "idefics3", *, wide: bool = 
         save_tiny_vision_model(folder, width=32, layers=2, pixels=32, tiles=family == "tiles")
     else:
         savers = {"internvl": _save_internvl, "smolvlm": _save_smolvlm, "gemma3": _save_gemma3, "gemma4": _save_gemma4}
+        savers["llama4"] = _save_llama4
         savers[family](folder)
     if wide:
         _widen(folder)
@@ -219,6 +221,34 @@ def _save_gemma4(folder: Path) -> None:
     (folder / "processor_config.json").write_text(json.dumps({"processor_class": "Gemma4Processor"}))
 
 
+_LLAMA4_MARKS = {
+    "boi_token": "<|image_start|>", "eoi_token": "<|image_end|>", "image_token": "<|image|>",
+    "patch_token": "<|patch|>", "x": "<|tile_x_separator|>", "y": "<|tile_y_separator|>", "fake": "<|fake|>",
+}  # fmt: skip
+
+
+def _save_llama4(folder: Path) -> None:
+    """Write a tiny Llama 4 with 4 features for an image and for its tiles. Its processor needs torchvision."""
+    from transformers import Llama4Config, Llama4Processor
+    from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
+
+    tokenizer = _with_tokens(_LLAMA4_MARKS, "<|image|>")
+    layers = {"num_hidden_layers": 4, "head_dim": 8, "num_local_experts": 2, "moe_layers": [1, 3]}
+    layers |= {"intermediate_size_mlp": 64, "attention_chunk_size": 4096}
+    tower = {"intermediate_size": 128, "image_size": 32, "patch_size": 8, "pixel_shuffle_ratio": 0.5}
+    tower |= {name: 32 for name in ("vision_output_dim", "projector_input_dim", "projector_output_dim")}
+    config = Llama4Config(
+        text_config=_TEXT | layers | {"vocab_size": VOCAB + 16},
+        vision_config=_TOWER | tower,
+        boi_token_index=tokenizer.boi_token_id,
+        eoi_token_index=tokenizer.eoi_token_id,
+        image_token_index=tokenizer.patch_token_id,
+    )
+    _save(folder, config, tokenizer)
+    images = Llama4ImageProcessor(size={"height": 32, "width": 32}, max_patches=4)
+    Llama4Processor(images, tokenizer, patch_size=8, pixel_shuffle_ratio=0.5).save_pretrained(folder)
+
+
 def _with_tokens(names: dict[str, str], mark: str) -> Any:
     """Return a tokenizer with tokens under these names, whose chat template writes ``mark`` for an image."""
     from transformers import PreTrainedTokenizerFast
@@ -242,6 +272,8 @@ def _widen(folder: Path) -> None:
     config: Any = AutoConfig.from_pretrained(folder)
     text, tower = config.get_text_config(), config.vision_config
     text.hidden_size, text.head_dim = 128, 32
+    if getattr(text, "sliding_window", None):
+        text.sliding_window = 20  # at least the 16 tokens of an image of Gemma 3, as in published models
     if "mrope_section" in (text.rope_parameters or {}):
         text.rope_parameters["mrope_section"] = [8, 4, 4]
     if hasattr(tower, "out_hidden_size"):

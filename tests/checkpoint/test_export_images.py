@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.checkpoint.without_whet import run_without_whet
-from tests.models.test_image_reward_models import VALUES, pairs, scores_of_transformers
-from tests.models.test_images import ALL, RED, renderer_of
+from tests.models.test_image_reward_models import ALL, VALUES, pairs, scores_of_transformers
+from tests.models.test_images import RED, renderer_of
 from tests.rows import rows_recipe, write_rows
 from tests.tiny_vision import Family, asked, picture, save_tiny_vision
 from whet.base.files import load_tensors

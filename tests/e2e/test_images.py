@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Idefics3Model
 
 from tests.rows import pairs, rows_recipe, write_rows
 from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_vision
 from tests.toy import toy_recipe
+from whet.base.errors import ConfigError
 from whet.checkpoint.export import export
 from whet.config.issues import RecipeError
 from whet.core.content import image_urls
@@ -179,6 +181,15 @@ def test_a_reward_model_of_images_resumes_to_the_same_bits_and_rewards_a_policy(
     for record in read_rollouts(folder, 2):
         (score,) = served.scores([{"messages": record.messages, "tools": None}])
         assert record.scores["reward_model"] == pytest.approx(score, abs=1e-5)
+
+
+def test_a_reward_model_that_could_not_be_exported_is_refused_before_it_learns(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Idefics3Model, "can_generate", classmethod(lambda _: True))  # as Llama 4's, which has a head
+    with pytest.raises(ConfigError, match="could not be exported: transformers has no sequence classifier of Idefics3"):
+        run.start(judge_recipe(model, tmp_path), tmp_path / "run")
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
 def test_a_reward_model_of_texts_refuses_images_in_words(tiny_model: Path, tmp_path: Path) -> None:

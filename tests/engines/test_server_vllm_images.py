@@ -34,6 +34,16 @@ class TestSmolVlm(ServerWithImages):
     serve = served
 
 
+class TestInternVL(ServerWithImages):
+    family = "internvl"
+    serve = served
+
+
+class TestGemma3(ServerWithImages):
+    family = "gemma3"
+    serve = served
+
+
 class TestQwen25VL(ServerWithImages):
     family = "qwen2_5_vl"
     serve = served

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from tests.models.test_images import ALL, BLUE, CPU, RED, ROUNDED, TALL, answered, renderer_of
-from tests.tiny_vision import Family, asked, save_tiny_vision
+from tests.models.test_images import BLUE, CPU, RED, ROUNDED, TALL, answered, renderer_of
+from tests.tiny_vision import FAMILIES, Family, asked, save_tiny_vision
 from whet.core.batch import Batch
 from whet.core.types import Group
 from whet.data.rows import judged
@@ -21,6 +21,7 @@ from whet.models.image_processor import load_processor
 from whet.models.loading import load_model_config
 from whet.models.sequence_classifier import classifier_class, in_transformers
 
+ALL: tuple[Family, ...] = (*FAMILIES, "qwen3_vl_moe")
 VALUES = frozenset({"values"})
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.utils import is_torchvision_available
 
 from tests.tiny import tiny_tokenizer
 from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_vision
@@ -22,7 +23,8 @@ from whet.models.loading import load_images, load_model, load_model_config, load
 
 RED, BLUE, TALL = picture("red"), picture("blue"), picture("green", 20, 40)
 CPU = torch.device("cpu")
-ALL: tuple[Family, ...] = (*FAMILIES, "qwen3_vl_moe")
+WITH_TORCHVISION: tuple[Family, ...] = ("llama4",) if is_torchvision_available() else ()
+ALL: tuple[Family, ...] = (*FAMILIES, "qwen3_vl_moe", *WITH_TORCHVISION)
 ROUNDED = {"qwen3_5": 1e-5}  # its linear attention computes in float32
 
 

@@ -1,7 +1,7 @@
 """A check of every loaded model: with whet's layout it must give the same result as on each sequence alone. An
 architecture may look ahead, or have its own masks or positions."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.models.attention.forest import decoder_of, forest_hidden, supports_forest, use_forest_attention
 from whet.models.attention.states import supports_prefix_fork
 from whet.models.image_processor import ImageProcessor
-from whet.models.images import embedded
+from whet.models.images import embedded, of_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,13 +80,18 @@ def _difference(model: "PreTrainedModel", forest: bool, shares: bool, images: Im
 
 
 def _alone(model: "PreTrainedModel", answer: Trajectory, images: ImageProcessor | None) -> Tensor:
-    device = model.get_input_embeddings().weight.device
+    weight = model.get_input_embeddings().weight
     if images is None:
-        tokens = torch.tensor([answer.tokens], device=device)
+        tokens = torch.tensor([answer.tokens], device=weight.device)
         states: Tensor = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state[0]
     else:
-        tokens = torch.tensor([images.marked(answer.tokens)], device=device)
+        tokens = torch.tensor([images.marked(answer.tokens)], device=weight.device)
         more = images.inputs(PICTURE) | images.kinds(PICTURE, answer.tokens)
-        inputs = {name: value.to(device) for name, value in more.items()}
-        states = model.base_model(input_ids=tokens, use_cache=False, **inputs).last_hidden_state[0]
+        seen: dict[str, Any] = {}
+        hook = decoder_of(model).register_forward_hook(lambda _, __, output: seen.update(output=output))
+        try:
+            model(input_ids=tokens, use_cache=False, **of_dtype(more, weight))
+        finally:
+            hook.remove()
+        states = seen["output"].last_hidden_state[0]
     return states[-answer.trained_tokens :]

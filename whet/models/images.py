@@ -149,10 +149,22 @@ def _of_layers(model: nn.Module, tokens: Tensor) -> Tensor | None:
 def image_features(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
     """Return the features that the vision tower and the layers after it make of an image, [features, H], and those for
     the first layers of the decoder, if it takes them."""
-    whole = unwrapped(model)
-    device = whole.get_input_embeddings().weight.device
-    encoded = whole.base_model.get_image_features(**{name: placed(tensor, device) for name, tensor in inputs.items()})
-    return [_joined(part) for part in (encoded.pooler_output, *getattr(encoded, "deepstack_features", ()))]
+    whole: Any = unwrapped(model)
+    weight = whole.get_input_embeddings().weight
+    encoded = whole.base_model.get_image_features(**of_dtype(inputs, weight))
+    features = encoded.pooler_output
+    if features is None:  # before the projection (Llama 4)
+        features = whole.multi_modal_projector(_joined(encoded.last_hidden_state))
+    return [_joined(part) for part in (features, *getattr(encoded, "deepstack_features", ()))]
+
+
+def of_dtype(inputs: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
+    """Return the inputs of a vision tower on the device of its model's weights, pixels in their dtype: some processors
+    round them (Llama 4)."""
+    return {
+        name: placed(tensor, weight.device).to(weight.dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in inputs.items()
+    }
 
 
 def _joined(features: Tensor | Sequence[Tensor]) -> Tensor:

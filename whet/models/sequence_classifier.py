@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def classifier_class(config: "PretrainedConfig") -> "type[PreTrainedModel]":
-    """Return the class for a model's config. Raises ``ValueError`` for an architecture that is not a decoder."""
+    """Return the class for a model's config. Raises ``ValueError`` for an architecture without a decoder."""
     from transformers import AutoModel
     from transformers.modeling_layers import GenericForSequenceClassification
     from transformers.models.auto.modeling_auto import (
@@ -31,8 +31,8 @@ def classifier_class(config: "PretrainedConfig") -> "type[PreTrainedModel]":
         return classifier
     base: type[Any] | None = AutoModel._model_mapping.get(kind, None)
     generates = kind in MODEL_FOR_CAUSAL_LM_MAPPING or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    if base is None or not generates or config.is_encoder_decoder:
-        raise ValueError(f"transformers has no sequence classifier of {kind.__name__}, and it is not a decoder")
+    if base is None or not generates or config.is_encoder_decoder or base.can_generate():
+        raise ValueError(f"transformers has no sequence classifier of {kind.__name__}, and no decoder to make one of")
     name = base.__name__.removesuffix("Model") + "ForSequenceClassification"
     made: type[PreTrainedModel] = type(name, (GenericForSequenceClassification, family_class(base)), {})
     return made

@@ -164,6 +164,19 @@ def check_megatron(recipe: "Recipe") -> None:
             raise ConfigError(f"learner.type=megatron can't build the {role}: {why}; use learner.type=torch")
 
 
+def check_reward_model(recipe: "Recipe") -> None:
+    """Raise ``ConfigError``, before anything is started, where a reward model could not be exported."""
+    from whet.models.loading import load_model_config
+    from whet.models.sequence_classifier import classifier_class
+
+    if "reward_model" not in recipe.algorithm.roles:
+        return
+    try:
+        classifier_class(load_model_config(recipe.model))
+    except ValueError as error:
+        raise ConfigError(f"a reward model of {recipe.model.path} could not be exported: {error}") from None
+
+
 @asynccontextmanager
 async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
     """Start the recipe's cluster and on it a learner for each role of the algorithm, trained or frozen. All are closed

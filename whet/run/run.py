@@ -107,7 +107,7 @@ async def open_run(
     recipe: Recipe, folder: Path, resuming: bool, stop: StopRequest | None = None, restarts: Restarts | None = None
 ) -> AsyncIterator[Run]:
     """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
-    from whet.run.build import build_renderer, check_experts, check_megatron
+    from whet.run.build import build_renderer, check_experts, check_megatron, check_reward_model
 
     async with Closing() as closing:
         in_turns = recipe.in_turns and choose_device().type == "cpu"  # the generator need not keep its weights
@@ -116,6 +116,7 @@ async def open_run(
         for checked in (recipe, *(policy_recipe for _, policy_recipe in models_of(recipe))):
             check_experts(checked)
             check_megatron(checked)
+            check_reward_model(checked)
         renderer = build_renderer(recipe)
         feed = _build_feed(recipe, renderer, devices)  # the errors that are found quickly come first
         closing.closes("the feed", feed.close)

@@ -27,7 +27,7 @@ CPU_CACHE_GIB = 1.0
 _VOCABULARY = 64  # vLLM pads the vocabulary to a multiple of this
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The maximum ranks that vLLM supports."""
-WITH_IMAGES = ("idefics3", "internvl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+WITH_IMAGES = ("gemma3", "idefics3", "internvl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 """The types of models that read images in vLLM as they do in the learner, which tests compare."""
 _GUESSES = (
     "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by an uninitialised "
@@ -41,6 +41,13 @@ def check_images(model: "PretrainedConfig") -> None:
         raise ConfigError(
             f"vLLM reads images with {', '.join(WITH_IMAGES)}, not with {model.model_type}; set generator=torch, or "
             "leave model.vision out"
+        )
+    window = getattr(model.get_text_config(), "sliding_window", None)
+    size = getattr(model, "mm_tokens_per_image", 0)
+    if model.model_type == "gemma3" and window and size > window:
+        raise ConfigError(
+            f"an image has {size} tokens, and layers of the model see {window} (sliding_window), where vLLM lets the "
+            "tokens of an image not attend to all of it; set generator=torch"
         )
 
 

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from whet.base.errors import WhetError
+from whet.engines.vllm.image_attention import install
 from whet.fetch.images import open_image
 from whet.models.image_processor import ImageProcessor, load_processor
 
@@ -25,7 +26,10 @@ READS = "WHET_ENGINE_READS"
 """The environment variable that is set in the processes of an engine that whet starts for a model that reads images."""
 _PARTS = ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.functional")
 _STOOD_IN_FOR = tuple(f"torchvision{part}" for part in _PARTS)
+_LOOKS_AHEAD = "Gemma3ForConditionalGeneration"
+_JOINS = ("_apply_token_matches", "_apply_token_matches_with_placeholders", "_find_mm_placeholders")
 _CLASSES = {
+    _LOOKS_AHEAD,
     "Idefics3ForConditionalGeneration",
     "InternS1ForConditionalGeneration",  # also of InternVL
     "Qwen2_5_VLForConditionalGeneration",
@@ -55,6 +59,8 @@ def _load(entry: Any) -> object:
         model = getattr(import_module(entry.module_name), entry.class_name)
     from vllm.multimodal.processing.context import BaseProcessingInfo, InputProcessingContext
 
+    if entry.class_name == _LOOKS_AHEAD:
+        _prepare_gemma(model)
     context: Any = InputProcessingContext
     context.get_hf_processor = _processor
     info = model._processor_factory.info
@@ -63,6 +69,19 @@ def _load(entry: Any) -> object:
     info.supported_mm_processor_kwargs = property(BaseProcessingInfo.get_supported_mm_processor_kwargs)
     info.get_max_video_tokens = _none
     return model
+
+
+def _prepare_gemma(model: Any) -> None:
+    from vllm.multimodal.processing import BaseMultiModalProcessor
+    from vllm.platforms import current_platform
+
+    for name in _JOINS:  # line breaks around an image with the text's, which the learner doesn't do
+        setattr(model._processor_factory.processor, name, getattr(BaseMultiModalProcessor, name))
+    prefixes = model.hf_to_vllm_mapper.orig_to_new_prefix
+    tower = prefixes.pop("model.vision_tower.") + "vision_model."  # transformers 5 leaves it out
+    prefixes |= {"model.vision_tower.vision_model.": tower, "model.vision_tower.": tower}
+    if current_platform.is_cpu():
+        install()
 
 
 def _none(*_: object) -> int:

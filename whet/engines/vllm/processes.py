@@ -125,7 +125,9 @@ class VllmProcesses:
             guesses = {"num_speculative_tokens": config.speculative.tokens}
             settings["speculative_config"] = config.speculative.settings() | guesses
             settings["sleep_preserve_parameter_names"] = ["draft.*"] if self.frees_memory else []
-        if not self.on_gpus:  # a prompt in parts rewinds its random generator, which CPU generators don't support
+        # A prompt in parts rewinds its random generator, which CPU generators don't support, and cuts images.
+        images = self.deployment.images
+        if not self.on_gpus or (images is not None and images.looks_ahead is not None):
             tokens = max(settings["max_num_batched_tokens"], config.max_context)
             settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
         if self.on_gpus and config.dtype != "float32" and adapter is None:
