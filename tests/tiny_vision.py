@@ -236,7 +236,7 @@ def _save_llama4(folder: Path) -> None:
     layers = {"num_hidden_layers": 4, "head_dim": 8, "num_local_experts": 2, "moe_layers": [1, 3]}
     layers |= {"intermediate_size_mlp": 64, "attention_chunk_size": 4096}
     tower = {"intermediate_size": 128, "image_size": 32, "patch_size": 8, "pixel_shuffle_ratio": 0.5}
-    tower |= {name: 32 for name in ("vision_output_dim", "projector_input_dim", "projector_output_dim")}
+    tower |= dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 32)
     config = Llama4Config(
         text_config=_TEXT | layers | {"vocab_size": VOCAB + 16},
         vision_config=_TOWER | tower,

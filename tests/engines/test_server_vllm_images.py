@@ -1,7 +1,7 @@
 """Images for a server of vLLM, started as a user starts it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[list[Vllm]]:
-    server = Vllm(folder, folder / "log.txt")
+def served(folder: Path, *options: str) -> Iterator[list[Vllm]]:
+    server = Vllm(folder, folder / "log.txt", *options)
     try:
         yield [server]
     finally:
@@ -41,7 +41,10 @@ class TestInternVL(ServerWithImages):
 
 class TestGemma3(ServerWithImages):
     family = "gemma3"
-    serve = served
+
+    @staticmethod
+    def serve(folder: Path) -> AbstractContextManager[list[Vllm]]:
+        return served(folder, "--no-enable-chunked-prefill")
 
 
 class TestQwen25VL(ServerWithImages):

@@ -1,5 +1,5 @@
-"""Attention of vLLM on CPUs for models in which the tokens of an image attend to all of it (Gemma 3). vLLM's backend for
-CPUs has a causal mask only, and ignores which tokens belong to images. Here it computes these tokens a second time,
+"""Attention of vLLM on CPUs for models in which the tokens of an image attend to all of it (Gemma 3). vLLM's backend
+for CPUs has a causal mask only, and ignores which tokens belong to images. Here it computes these tokens a second time,
 without a mask: as another sequence, which ends with the image, in the same cache.
 
     keys      t t I I I I t t            t text, I image
