@@ -179,7 +179,7 @@ def test_requests_that_are_not_answered_under_the_adapter_are_noticed(
     async def go() -> None:
         sync = parts.sync()
         await parts.publish(sync)
-        monkeypatch.setattr(parts.generator, "_adapter", lambda: None)
+        monkeypatch.setattr(parts.generator, "_adapter", lambda *_: None)
         with pytest.raises(RefitError, match="decode path"):
             await parts.publish(sync)
 

@@ -32,6 +32,7 @@ class JudgeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
+    """``policy``, or ``policy:NAME`` for the policy's model under another adapter."""
     messages: list[JudgeMessage] = Field(min_length=1)
     temperature: float = Field(1.0, ge=0)
     max_tokens: int = Field(gt=0)
@@ -62,6 +63,7 @@ class JudgeModel:
         params = SamplingParams(
             request.max_tokens, request.seed, Distribution(temperature=request.temperature or 1.0),
             greedy=request.temperature == 0, stop_token_ids=tuple(self.renderer.stop_token_ids),
+            adapter=request.model.partition(":")[2] or None if request.model.startswith("policy") else None,
         )  # fmt: skip
         if request.logprobs:
             params = replace(params, distribution=Distribution(), likeliest=request.top_logprobs, among=tuple(among))

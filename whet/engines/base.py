@@ -39,6 +39,7 @@ class SamplingParams:
     images: tuple[str, ...] = ()  # data URLs of the images whose placeholders the prompt has; see whet.core.images
     likeliest: int = 0  # the number of tokens in ``Completion.likeliest``, if the engine reports them
     among: tuple[int, ...] = ()  # the tokens in ``Completion.likeliest`` instead, however unlikely
+    adapter: str | None = None  # a frozen adapter of ``generator.adapters``, or "base" without any; None: the policy
 
 
 def check_request(prompt: Sequence[int], params: SamplingParams, vocabulary: int, *, stops: bool) -> None:

@@ -56,6 +56,8 @@ class GeneratorConfig(Config, ABC):
     """True if it computes in the run's process, in which weights are copied to it."""
     records_experts: ClassVar[bool] = False
     """True if it can record the experts of tokens."""
+    serves_adapters: ClassVar[bool] = False
+    """True if it samples from the model under frozen adapters and without any (``SamplingParams.adapter``)."""
     pauses: ClassVar[bool] = False
     """True if its engine is a ``PausableEngine``."""
 
@@ -89,6 +91,11 @@ class GeneratorConfig(Config, ABC):
     def ranks(self) -> int:
         """The number of processes that share the model of one replica."""
         return 1
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The names of the frozen adapters that it serves."""
+        return ()
 
     @property
     def gpus(self) -> tuple[str, ...]:

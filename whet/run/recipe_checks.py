@@ -12,6 +12,7 @@ from whet.config.issues import did_you_mean
 from whet.core.types import Distribution
 from whet.data.base import ROWS, Data
 from whet.data.rows import Rows
+from whet.engines.adapters import BASE
 from whet.models.config import ModelConfig
 from whet.rollouts.blend import Blend, Part
 from whet.rollouts.filters import OverlongShaping
@@ -174,6 +175,15 @@ def _problems_of_own_judges(recipe: "Recipe", samples: bool) -> Iterator[str]:
     if judges and recipe.validation.required:
         yield f"{what}, but validation.required grades answers before the run: leave it out, or name another judge"
     judges += own_judges(recipe.evaluation.sets)
+    names = list(dict.fromkeys(judge.adapter for judge in judges if judge.adapter is not None))
+    if names and not (recipe.generator.serves_adapters and recipe.weights.lora == "adapter" and recipe.model.lora):
+        yield (
+            f"judge.model = policy:{names[0]} asks the policy's model under another adapter, which needs "
+            "generator=vllm, model.lora and weights.lora=adapter; set them, or name another judge"
+        )
+    elif wrong := next((name for name in names if name not in (BASE, *recipe.generator.adapter_names)), None):
+        choices = (BASE, *recipe.generator.adapter_names)
+        yield f"judge.model = policy:{wrong}: generator.adapters has no {wrong!r}.{did_you_mean(wrong, choices)}"
     by_logprobs = any(judge.verdict == "logprobs" for judge in judges)
     if by_logprobs and (setting := recipe.generator.refuses_likeliest):
         yield (

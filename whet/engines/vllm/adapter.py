@@ -16,7 +16,7 @@ from whet.base.errors import RefitError
 from whet.engines.vllm.model import VllmModel, cut
 
 NUMBER = 1
-"""vLLM's id of the only adapter."""
+"""vLLM's id of the adapter that is trained; frozen ones have the next numbers."""
 
 
 class VllmAdapter:
@@ -55,7 +55,7 @@ class VllmAdapter:
         from vllm.lora.peft_helper import PEFTHelper
 
         manager, loaded = self._manager, self._loaded
-        manager.remove_all_adapters()
+        manager.remove_adapter(NUMBER)  # frozen ones stay
         missing = [name for name in self._expected if name not in loaded]
         if not missing:
             settings = PEFTHelper(r=self._rank, lora_alpha=self._alpha, target_modules=[])

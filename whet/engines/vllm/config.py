@@ -13,6 +13,7 @@ from whet.base.lazy import FileDtype
 from whet.base.strict_json import JsonObject
 from whet.config import Component
 from whet.core.types import Distribution
+from whet.engines.adapters import BASE, read_adapters
 from whet.engines.config import Deployment, GeneratorConfig, Guesses, NGram
 from whet.fetch.model import absolute_path
 from whet.models.layer_heads import heads_of
@@ -91,6 +92,7 @@ class VllmGeneratorConfig(GeneratorConfig):
     """The settings of a vLLM engine, which runs in separate processes."""
 
     pauses: ClassVar[bool] = True
+    serves_adapters: ClassVar[bool] = True
 
     dtype: Literal["auto"] | FileDtype = "auto"
     """The dtype of its computations. ``auto``: as ``learner.precision`` chooses; bfloat16 with ``quantization``."""
@@ -118,6 +120,9 @@ class VllmGeneratorConfig(GeneratorConfig):
     tensor: int = Field(default=1, ge=1)
     """Ranks of each replica: processes that share every matrix and all attention heads, for a model that is too large
     or too slow for one device. It must divide the model's heads."""
+    adapters: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$")], str] = Field(default_factory=dict)
+    """Frozen LoRA adapters by name, each a folder in peft's form, which judges, simulated users and opponents are asked
+    under (``policy:NAME``) in the same engine. Needs ``weights.lora=adapter``."""
     devices: str | None = Field(default=None, min_length=1)
     """The GPUs of the engine, one for each rank, as numbered in this process (or by UUID): "1"; with ``tensor`` 2
     "2,3"; with 2 replicas of 2 ranks "4,5,6,7", of which the first has 4 and 5. Required if there are GPUs: the learner
@@ -132,6 +137,17 @@ class VllmGeneratorConfig(GeneratorConfig):
     @property
     def ranks(self) -> int:
         return self.tensor
+
+    @field_validator("adapters")
+    @classmethod
+    def _folders(cls, adapters: dict[str, str]) -> dict[str, str]:
+        if BASE in adapters:
+            raise ValueError(f"{BASE!r} is the model without an adapter; choose another name")
+        return {name: absolute_path(folder) for name, folder in adapters.items()}
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        return tuple(self.adapters)
 
     @property
     def refuses_likeliest(self) -> str | None:
@@ -175,6 +191,18 @@ class VllmGeneratorConfig(GeneratorConfig):
         yield from super().problems(cluster, devices)
         if self.speculative is not None and not self.gpus and not self.on_cluster:
             yield _GUESSES
+
+    def _check_adapters(self, model: "PretrainedConfig", deployment: Deployment) -> None:
+        if self.adapters and deployment.adapter is None:
+            raise ConfigError(
+                "generator.adapters are applied to the frozen model under an adapter that is trained; set model.lora "
+                "and weights.lora=adapter, or leave generator.adapters out"
+            )
+        for adapter in read_adapters(self.adapters, model):
+            if adapter.rank > LORA_RANKS[-1]:
+                raise ConfigError(
+                    f"generator.adapters.{adapter.name} has rank {adapter.rank}; vLLM supports up to {LORA_RANKS[-1]}"
+                )
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
         """Return a property of the model that can't be divided evenly among the ranks of an engine, or None."""
@@ -223,6 +251,7 @@ class VllmGeneratorConfig(GeneratorConfig):
             raise ConfigError(problem)
         if deployment.images is not None:
             check_images(model)
+        self._check_adapters(model, deployment)
         import torch
 
         if not deployment.gpus and torch.cuda.is_available():

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from whet.base.errors import DeadlineError, GeneratorError, RefitError, WhetError
+from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.base.lazy import torch_dtype
+from whet.engines.adapters import BASE
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.config import Deployment
 from whet.engines.vllm.adapter import NUMBER
@@ -108,7 +109,7 @@ class VllmGenerator:
         if params.images:
             assert self.deployment.images is not None
             inputs = await asyncio.to_thread(image_inputs, prompt, params.images, self.deployment.images)
-        work = self._collect(engine, name, prompt, inputs, vllm_params(params, limit), sampled)
+        work = self._collect(engine, name, prompt, inputs, vllm_params(params, limit), sampled, params.adapter)
         task = asyncio.ensure_future(work)
         self._in_flight[name] = task
         try:
@@ -130,6 +131,11 @@ class VllmGenerator:
         if (reason := self.config.cannot_sample(params.distribution)) is not None:
             raise WhetError(reason)
         check_request(prompt, params, self._vocab, stops=self.tokenizer is not None)
+        if params.adapter is not None and not self.under_adapter:
+            raise ConfigError(
+                f"policy:{params.adapter} can't be asked: the engine has the policy merged into the model. It is asked "
+                "in a run with weights.lora=adapter"
+            )
         if params.images and self.deployment.images is None:
             raise WhetError("the prompt has images, and the model reads none; set model.vision=frozen or trained")
 
@@ -141,6 +147,7 @@ class VllmGenerator:
         inputs: dict[str, Any] | None,
         params: "vllm.SamplingParams",
         sampled: Callable[[list[int]], None] | None,
+        adapter: str | None = None,
     ) -> Completion:
         """``inputs``: of a prompt with images, in vLLM's terms."""
         from vllm.inputs import tokens_input
@@ -154,7 +161,7 @@ class VllmGenerator:
         if inputs is not None:
             request = inputs if salt is None else inputs | {"cache_salt": salt}
         try:
-            async for output in engine.generate(request, params, name, lora_request=self._adapter()):
+            async for output in engine.generate(request, params, name, lora_request=self._adapter(adapter)):
                 if inputs is not None and last is None:
                     assert self.deployment.images is not None
                     self.deployment.images.check_reading(prompt, output.prompt_token_ids, "vLLM")
@@ -170,12 +177,17 @@ class VllmGenerator:
         self._metrics.merge(prompt_metrics(len(prompt), completion.cached))
         return completion
 
-    def _adapter(self) -> "LoRARequest | None":
-        """Return a request's reference to the adapter, which is already in the engine's processes, so there is no
-        file."""
+    def _adapter(self, name: str | None = None) -> "LoRARequest | None":
+        """Return a request's reference to a frozen adapter, or to the trained one, which is already in the engine's
+        processes, so there is no file."""
         from vllm.lora.request import LoRARequest
 
-        return LoRARequest("whet", NUMBER, "/published/without/files") if self.under_adapter else None
+        if name is None:
+            return LoRARequest("whet", NUMBER, "/published/without/files") if self.under_adapter else None
+        if name == BASE:
+            return None
+        number = NUMBER + 1 + self.config.adapter_names.index(name)
+        return LoRARequest(f"whet-{name}", number, self.config.adapters[name])
 
     def _check_progress(self) -> None:
         idle = time.monotonic() - self._progress

@@ -18,6 +18,7 @@ import torch
 
 from whet.base.scratch import Scratch
 from whet.base.strict_json import JsonObject
+from whet.engines.adapters import read_adapters
 from whet.engines.config import Deployment
 from whet.engines.vllm.config import CPU_CACHE_GIB, LORA_RANKS, VllmGeneratorConfig
 from whet.engines.vllm.guard import MARK, marked, start_guard
@@ -68,7 +69,7 @@ class VllmProcesses:
             save_processor(self.deployment.images.folder, self.folder)
         self.guard = start_guard(self.mark)
         await asyncio.to_thread(self._import)
-        engine = await asyncio.to_thread(self._start)
+        engine = await asyncio.to_thread(self._start, model)
         self.ids = sorted(process.pid for process in await asyncio.to_thread(marked, self.mark))
         return engine
 
@@ -79,7 +80,7 @@ class VllmProcesses:
             import vllm.engine.arg_utils
             import vllm.v1.engine.async_llm  # noqa: F401
 
-    def _start(self) -> "AsyncLLM":
+    def _start(self, model: "PretrainedConfig") -> "AsyncLLM":
         self._starting = True  # the start continues if its caller is cancelled
         try:
             with environment(self.environment()), bound(self.deployment.cores):
@@ -88,11 +89,11 @@ class VllmProcesses:
 
                 if self.deployment.images is not None:
                     prepare()  # also for the processes that are forked from this one
-                return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._settings()))
+                return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._settings(model)))
         finally:
             self._starting = False
 
-    def _settings(self) -> dict[str, object]:
+    def _settings(self, model: "PretrainedConfig") -> dict[str, object]:
         config, adapter = self.config, self.deployment.adapter
         settings: JsonObject = {
             "model": str(self.folder),
@@ -132,10 +133,12 @@ class VllmProcesses:
             settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
         if self.on_gpus and config.dtype != "float32" and adapter is None:
             settings["hf_overrides"] = {"head_dtype": "float32"}  # products of the head as in the learner
-        if adapter is not None:  # a single adapter. Other modules are not wrapped, which would cost time and memory
-            room = min(room for room in LORA_RANKS if room >= adapter.rank)
-            settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
-            settings["lora_target_modules"] = list(adapter.modules)
+        if adapter is not None:  # other modules are not wrapped, which would cost time and memory
+            frozen = read_adapters(config.adapters, model)
+            room = min(room for room in LORA_RANKS if room >= max(adapter.rank, *(each.rank for each in frozen), 1))
+            settings |= {"enable_lora": True, "max_loras": 1 + len(frozen), "max_lora_rank": room}
+            ends = {name.rpartition(".")[2] for each in frozen for name in each.modules}
+            settings["lora_target_modules"] = sorted({*adapter.modules, *ends})
         return settings
 
     def _cache(self) -> dict[str, object]:

@@ -44,7 +44,8 @@ class Judge(Config):
     model: str
     """With ``url`` the name of the model in requests. Otherwise the model that the run hosts: the built-in
     ``smollm2-135m-instruct``, a folder, an artifact or an id on the Hugging Face Hub. ``policy``: the policy itself,
-    asked in the run's generator with the weights of the moment."""
+    asked in the run's generator with the weights of the moment. ``policy:base``: its model without the adapter that is
+    trained; ``policy:NAME``: under one of ``generator.adapters``. Both are frozen, and need no further memory."""
     revision: str | None = None
     """Branch, tag or commit of a Hub id."""
     process: JudgeProcess = JudgeProcess()
@@ -71,7 +72,7 @@ class Judge(Config):
         if isinstance(value, str):
             value = {"model": value}
         if isinstance(value, dict) and not value.get("url") and isinstance(value.get("model"), str):
-            return value | {"model": value["model"] if value["model"] == _POLICY else absolute_path(value["model"])}
+            return value | {"model": value["model"] if _asks(value["model"]) else absolute_path(value["model"])}
         return value
 
     @model_validator(mode="after")
@@ -88,13 +89,22 @@ class Judge(Config):
 
     @property
     def is_policy(self) -> bool:
-        """Return whether the judge is the policy of the run."""
-        return self.url is None and self.model == _POLICY
+        """Return whether the run's generator is asked: for the policy, or its model under another adapter."""
+        return self.url is None and _asks(self.model)
+
+    @property
+    def adapter(self) -> str | None:
+        """The name of the adapter that replaces the policy's, ``base`` for none; None: the policy itself."""
+        return self.model.partition(":")[2] or None if self.is_policy else None
 
     def check_model(self) -> None:
         """Raise ``WhetError`` if the run hosts a model that is missing here and can't be downloaded."""
         if self.url is None and not self.is_policy:
             check_model(self.model)
+
+
+def _asks(model: str) -> bool:
+    return model == _POLICY or model.startswith(f"{_POLICY}:")
 
 
 def own_judges(settings: object) -> list[Judge]:

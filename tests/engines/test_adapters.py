@@ -1,0 +1,94 @@
+"""Frozen adapters of an engine are checked before it starts, and the recipe before that."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.frozen_adapters import save_adapter
+from tests.tiny import tiny_llama
+from tests.toy import toy_recipe
+from whet.base.errors import ConfigError
+from whet.base.files import load_tensors, save_tensors
+from whet.config.issues import RecipeError
+from whet.engines.adapters import read_adapters
+from whet.engines.vllm.config import VllmGeneratorConfig
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_llama()
+
+
+def test_an_adapter_is_read_with_its_rank_and_modules(model: Any, tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "a", model, 0, ["q_proj", "down_proj"], rank=3)
+    (adapter,) = read_adapters({"judge": str(folder)}, model.config)
+    assert (adapter.name, adapter.folder, adapter.rank) == ("judge", folder, 3)
+    layers = range(model.config.num_hidden_layers)
+    parts = [f"model.layers.{i}.{part}" for i in layers for part in ("self_attn.q_proj", "mlp.down_proj")]
+    assert sorted(adapter.modules) == sorted(parts)
+
+
+def test_a_folder_without_an_adapter_of_the_model_is_refused_in_words(model: Any, tmp_path: Path) -> None:
+    def refused(folder: Path, why: str) -> None:
+        with pytest.raises(ConfigError, match=rf"generator\.adapters\.judge = {folder}.*{why}"):
+            read_adapters({"judge": str(folder)}, model.config)
+
+    refused(tmp_path / "nothing", "is not an adapter in peft's form .*No such file")
+    refused(save_adapter(tmp_path / "dora", model, 0, ["q_proj"], use_dora=True), "plain LoRA only, without DoRA")
+    wide = tiny_llama(hidden_size=64)
+    refused(save_adapter(tmp_path / "wide", wide, 0, ["q_proj"]), r"q_proj have the shapes \(4, 64\).* needs \(4, 32\)")
+    head = save_adapter(tmp_path / "head", model, 0, ["lm_head"])
+    refused(head, "adapts lm_head, and the model has no such linear layer")
+    patterned = save_adapter(tmp_path / "ranks", model, 0, ["q_proj"], rank_pattern={"layers.0.self_attn.q_proj": 2})
+    refused(patterned, "must be one number for all modules")
+    mixed = save_adapter(tmp_path / "rank", model, 0, ["q_proj"])
+    settings = json.loads((mixed / "adapter_config.json").read_text())
+    (mixed / "adapter_config.json").write_text(json.dumps(settings | {"r": 5}))
+    refused(mixed, r"with rank 5 the model needs \(5, 32\)")
+    more = save_adapter(tmp_path / "more", model, 0, ["q_proj"])
+    file = more / "adapter_model.safetensors"
+    tensors = dict(load_tensors(file))
+    save_tensors(tensors | {"base_model.model.model.norm.weight": tensors.popitem()[1]}, file)
+    refused(more, "has the tensor base_model.model.model.norm.weight")
+
+
+JUDGED = {"type": "judge", "taskset": {"type": "tests.toy:Lowercase"}, "rubric": "Is it lower case?"}
+
+
+@pytest.mark.parametrize(
+    ("judge", "changes", "why"),
+    [
+        ("policy:base", {}, "which needs generator=vllm, model.lora and weights.lora=adapter"),
+        ("policy:base", {"generator": {"type": "vllm"}}, "which needs generator=vllm, model.lora and"),
+        ("policy:basis", "vllm", "generator.adapters has no 'basis'. Did you mean 'base'"),
+        ("policy:Judges", "vllm", "generator.adapters has no 'Judges'. Did you mean 'judge'"),
+    ],
+)
+def test_a_judge_under_an_adapter_that_there_is_not_is_refused_at_reading(
+    tiny_model: Path, judge: str, changes: Any, why: str
+) -> None:
+    with pytest.raises(RecipeError, match=why):
+        recipe_of(tiny_model, judge, changes)
+
+
+def test_a_judge_under_an_adapter_is_read(tiny_model: Path) -> None:
+    recipe = recipe_of(tiny_model, "policy:judge", "vllm")
+    assert recipe.data.judge.adapter == "judge"
+    assert recipe_of(tiny_model, "policy:base", "vllm").data.judge.adapter == "base"
+
+
+def recipe_of(model: Path, judge: str, changes: Any) -> Any:
+    if changes == "vllm":
+        changes = {
+            "generator": {"type": "vllm", "adapters": {"judge": "somewhere"}},
+            "model": {"path": str(model), "lora": {"rank": 2}},
+            "weights": {"lora": "adapter"},
+        }
+    return toy_recipe(model, data=JUDGED | {"judge": judge}, **changes)
+
+
+def test_base_is_no_name_of_an_adapter() -> None:
+    with pytest.raises(ValueError, match="'base' is the model without an adapter"):
+        VllmGeneratorConfig(adapters={"base": "somewhere"})
