@@ -136,7 +136,9 @@ class VllmProcesses:
         if adapter is not None:  # other modules are not wrapped, which would cost time and memory
             frozen = read_adapters(config.adapters, model)
             room = min(room for room in LORA_RANKS if room >= max(adapter.rank, *(each.rank for each in frozen), 1))
-            settings |= {"enable_lora": True, "max_loras": 1 + len(frozen), "max_lora_rank": room}
+            # On CPUs vLLM 0.32 answers requests without an adapter under the last one: that place stays empty.
+            places = 1 + len(frozen) + (0 if self.on_gpus else 1)
+            settings |= {"enable_lora": True, "max_loras": places, "max_lora_rank": room}
             ends = {name.rpartition(".")[2] for each in frozen for name in each.modules}
             settings["lora_target_modules"] = sorted({*adapter.modules, *ends})
         return settings
