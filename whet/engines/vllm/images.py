@@ -77,9 +77,8 @@ def _prepare_gemma(model: Any) -> None:
 
     for name in _JOINS:  # line breaks around an image with the text's, which the learner doesn't do
         setattr(model._processor_factory.processor, name, getattr(BaseMultiModalProcessor, name))
-    prefixes = model.hf_to_vllm_mapper.orig_to_new_prefix
-    tower = prefixes.pop("model.vision_tower.") + "vision_model."  # transformers 5 leaves it out
-    prefixes |= {"model.vision_tower.vision_model.": tower, "model.vision_tower.": tower}
+    for part in ("embeddings", "encoder", "post_layernorm"):  # transformers 5 writes them without vision_model
+        model.hf_to_vllm_mapper.orig_to_new_prefix[f"vision_tower.{part}."] = f"vision_tower.vision_model.{part}."
     if current_platform.is_cpu():
         install()
 
