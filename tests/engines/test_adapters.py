@@ -53,7 +53,7 @@ def test_a_folder_without_an_adapter_of_the_model_is_refused_in_words(model: Any
     more = save_adapter(tmp_path / "more", model, 0, ["q_proj"])
     file = more / "adapter_model.safetensors"
     tensors = dict(load_tensors(file))
-    save_tensors(tensors | {"base_model.model.model.norm.weight": tensors.popitem()[1]}, file)
+    save_tensors(file, tensors | {"base_model.model.model.norm.weight": tensors.popitem()[1]})
     refused(more, "has the tensor base_model.model.model.norm.weight")
 
 

@@ -8,15 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 
 from tests.frozen_adapters import save_adapter
 from tests.tiny import tiny_qwen3
+from tests.toy import toy_recipe
 from tests.vllm_engine import Loop, Parts
 from tests.weights.test_in_process import learn_something
 from whet.base.errors import ConfigError
 from whet.engines.base import Completion, SamplingParams
+from whet.engines.vllm.generator import VllmGenerator
+from whet.metrics.sinks.jsonl import read_metrics
+from whet.run import run
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -107,3 +112,28 @@ def test_an_engine_with_merged_weights_answers_under_no_adapter(
             await parts.generator.sample(PROMPT, SamplingParams(2, adapter="base"), "s")
 
     loop.run(go())
+
+
+@pytest.mark.parametrize("opponent", ["base", "older"])
+def test_a_run_plays_against_its_model_under_a_frozen_adapter(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opponent: str
+) -> None:
+    older = save_adapter(tmp_path / "older", AutoModelForCausalLM.from_pretrained(tiny_model), 3, ["q_proj"], rank=2)
+    generator = {"type": "vllm", "dtype": "float32", "cache_gib": 0.1, "threads": 1, "adapters": {"older": str(older)}}
+    recipe = toy_recipe(
+        tiny_model, steps=2, model={"path": str(tiny_model), "lora": {"rank": 4}}, weights={"lora": "adapter"},
+        generator=generator, evaluation={"enabled": False}, sampling={"max_prompt_tokens": 1000, "max_turns": 3},
+        data={"type": "nim", "opponent": "model", "server": {"model": f"policy:{opponent}", "max_tokens": 8}},
+    )  # fmt: skip
+    honest, asked = VllmGenerator._adapter, list[str | None]()
+
+    def adapter(self: VllmGenerator, name: str | None = None) -> Any:
+        asked.append(name)
+        return honest(self, name)
+
+    monkeypatch.setattr(VllmGenerator, "_adapter", adapter)
+    folder = run.start(recipe, tmp_path / "run")
+    assert set(asked) == {None, opponent}
+    probes = [line["refit/probe_max"] for line in read_metrics(folder / "metrics.jsonl") if "refit/probe_max" in line]
+    assert len(probes) == 3
+    assert max(probes) < 1e-3

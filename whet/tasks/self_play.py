@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from whet.base.seeds import derive_seed
 from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet
+from whet.tasks.base import AskPolicy, Environment, Environments, Observation, Step, TaskSet
 from whet.tasks.cases import Answer, Case, Kind, question_of
 from whet.tasks.judges.config import Judge, OtherModel
 from whet.tasks.judges.judge import JudgeClient
@@ -151,12 +151,16 @@ class NimEnvironments(Environments[Heap]):
     def __init__(self, server: Judge) -> None:
         self.server = server
         self._client: JudgeClient | None = None
+        self._policy: AskPolicy | None = None
 
     @property
     def client(self) -> JudgeClient:
         """The client of the model, created in the event loop that asks first."""
-        self._client = self._client or JudgeClient(self.server, role="opponent")
+        self._client = self._client or JudgeClient(self.server, role="opponent", policy=self._policy)
         return self._client
+
+    def use_policy(self, ask: AskPolicy) -> None:
+        self._policy = ask
 
     def make(self, task: Task[Heap]) -> "NimGame":
         return NimGame(task, ModelPlayer(self, task) if task.data.opponent == "model" else None)

@@ -119,10 +119,13 @@ def check_has_no_own_judge(settings: object) -> None:
 
 
 def _not_the_policy(model: Judge) -> Judge:
-    if model.is_policy:
-        raise ValueError("only a judge may be the policy: name another model, or ./policy for a folder of this name")
+    if model.is_policy and model.adapter is None:
+        raise ValueError(
+            "only a judge may be the policy: name another model, policy:base or policy:NAME for the policy's model "
+            "under a frozen adapter, or ./policy for a folder of this name"
+        )
     return model
 
 
 OtherModel = Annotated[Judge, AfterValidator(_not_the_policy)]
-"""A model that is asked as judges are and is not the policy."""
+"""A model that is asked as judges are and does not learn."""

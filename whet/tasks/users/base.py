@@ -18,7 +18,7 @@ from pydantic import Field
 from whet.base.extras import require
 from whet.config import Component, Config
 from whet.core.types import D, Task
-from whet.tasks.base import Environment, Step
+from whet.tasks.base import AskPolicy, Environment, Step
 from whet.tasks.tools.base import SeededToolTasks, ToolEnvironments, ToolEpisode, ToolTasks
 from whet.tools.source import ToolServer
 
@@ -72,6 +72,10 @@ class Users(ABC):
         """Return the user of a new episode, who wants these topics and has said the last message of the task's
         prompt."""
 
+    def use_policy(self, ask: AskPolicy) -> None:
+        """Take the way to the run's generator, if a user is the policy's model under a frozen adapter."""
+        return
+
     async def close(self) -> None:
         """Release what the users share. By default nothing."""
         return
@@ -120,6 +124,9 @@ class UserEnvironments(ToolEnvironments):
     def make(self, task: Task) -> Environment:
         speaker = self.users.speaker(task, self.script(task))
         return UserEpisode(self.tasks, task, self.servers, speaker, self.max_turns)
+
+    def use_policy(self, ask: AskPolicy) -> None:
+        self.users.use_policy(ask)
 
     async def close(self) -> None:
         await self.users.close()

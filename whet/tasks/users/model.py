@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from whet.core.content import text_of
 from whet.core.types import Message, Task
+from whet.tasks.base import AskPolicy
 from whet.tasks.judges.config import OtherModel
 from whet.tasks.judges.judge import JudgeClient
 from whet.tasks.users.base import Speaker, Topic, User, Users, instructions
@@ -52,11 +53,15 @@ class ModelUsers(Users):
     def __init__(self, settings: ModelUser) -> None:
         self.settings = settings
         self._client: JudgeClient | None = None
+        self._policy: AskPolicy | None = None
 
     @property
     def client(self) -> JudgeClient:
-        self._client = self._client or JudgeClient(self.settings.server, role="simulated user")
+        self._client = self._client or JudgeClient(self.settings.server, role="simulated user", policy=self._policy)
         return self._client
+
+    def use_policy(self, ask: AskPolicy) -> None:
+        self._policy = ask
 
     def speaker(self, task: Task, topics: Sequence[Topic]) -> "ModelSpeaker":
         return ModelSpeaker(self, task, topics)
