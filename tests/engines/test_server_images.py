@@ -90,8 +90,11 @@ def test_a_run_learns_on_images_that_a_server_sampled_from(tmp_path: Path) -> No
 
 
 def test_models_that_servers_may_read_in_another_way_are_refused(tmp_path: Path) -> None:
-    save_tiny_vision(tmp_path, "gemma3")
-    model = ModelConfig(path=str(tmp_path), vision="frozen")
-    config = RemoteConfig(urls=["http://127.0.0.1:1"], dtype="float32")
-    with pytest.raises(ConfigError, match=r"vLLM reads images with .*smolvlm, not with gemma3"):
-        config.build(load_model_config(model), None, Deployment(images=load_images(model)))
+    reasons = {"qwen3_5": "vLLM reads images with .*smolvlm, not with qwen3_5", "gemma3": "an image has 16 tokens, and"}
+    families: tuple[Family, ...] = ("qwen3_5", "gemma3")
+    for family in families:
+        save_tiny_vision(tmp_path / family, family)
+        model = ModelConfig(path=str(tmp_path / family), vision="frozen")
+        config = RemoteConfig(urls=["http://127.0.0.1:1"], dtype="float32")
+        with pytest.raises(ConfigError, match=reasons[family]):
+            config.build(load_model_config(model), None, Deployment(images=load_images(model)))

@@ -281,8 +281,10 @@ def test_a_model_whose_images_vllm_may_read_otherwise_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    save_tiny_vision(tmp_path, "gemma3")
+    save_tiny_vision(tmp_path, "qwen3_5")
     images = load_images(ModelConfig(path=str(tmp_path), vision="frozen"))
     config = load_model_config(ModelConfig(path=str(tmp_path)))
-    with pytest.raises(ConfigError, match=r"reads images with idefics3, .*, not with gemma3; set generator=torch"):
+    with pytest.raises(
+        ConfigError, match=r"reads images with gemma3, idefics3, .*, not with qwen3_5; set generator=torch"
+    ):
         VllmGeneratorConfig(dtype="float32").build(config, None, Deployment(images=images))

@@ -93,7 +93,7 @@ class VllmProcesses:
         finally:
             self._starting = False
 
-    def _settings(self, model: "PretrainedConfig") -> dict[str, object]:
+    def _settings(self, model: "PretrainedConfig | None" = None) -> dict[str, object]:
         config, adapter = self.config, self.deployment.adapter
         settings: JsonObject = {
             "model": str(self.folder),
@@ -134,7 +134,7 @@ class VllmProcesses:
         if self.on_gpus and config.dtype != "float32" and adapter is None:
             settings["hf_overrides"] = {"head_dtype": "float32"}  # products of the head as in the learner
         if adapter is not None:  # other modules are not wrapped, which would cost time and memory
-            frozen = read_adapters(config.adapters, model)
+            frozen = () if model is None else read_adapters(config.adapters, model)
             room = min(room for room in LORA_RANKS if room >= max(adapter.rank, *(each.rank for each in frozen), 1))
             # On CPUs vLLM 0.32 answers requests without an adapter under the last one: that place stays empty.
             places = 1 + len(frozen) + (0 if self.on_gpus else 1)
