@@ -137,5 +137,5 @@ def test_a_run_plays_against_its_model_under_a_frozen_adapter(
     folder = run.start(recipe, tmp_path / "run")
     assert set(asked) == {None, opponent}
     probes = [line["refit/probe_max"] for line in read_metrics(folder / "metrics.jsonl") if "refit/probe_max" in line]
-    assert len(probes) == 3
+    assert len(probes) == 2
     assert max(probes) < 1e-3
