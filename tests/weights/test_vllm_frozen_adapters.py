@@ -122,7 +122,8 @@ def test_a_run_plays_against_its_model_under_a_frozen_adapter(
     generator = {"type": "vllm", "dtype": "float32", "cache_gib": 0.1, "threads": 1, "max_context": 1024}
     generator |= {"adapters": {"older": str(older)}}
     recipe = toy_recipe(
-        tiny_model, steps=2, rollouts={"prompts_per_step": 12}, model={"path": str(tiny_model), "lora": {"rank": 4}}, weights={"lora": "adapter"},
+        tiny_model, steps=2, rollouts={"prompts_per_step": 12},
+        model={"path": str(tiny_model), "lora": {"rank": 4}}, weights={"lora": "adapter"},
         generator=generator, evaluation={"enabled": False}, learner={"max_tokens": 2048},
         sampling={"max_prompt_tokens": 700, "max_new_tokens": 8, "max_turns": 2, "max_observation_tokens": 200},
         data={"type": "nim", "opponent": "model", "server": {"model": f"policy:{opponent}", "max_tokens": 8}},
