@@ -7,6 +7,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -140,6 +141,9 @@ class ForkedChild(_Process):
 
     def __init__(self, command: list[str], *, pass_fds: list[int], env: dict[str, str], **_: object) -> None:
         super().__init__(_serve, command[-1], _Inherited(pass_fds[0]), env)
+        with contextlib.suppress(ProcessLookupError):  # ``Child.kill`` kills its process group
+            while self.poll() is None and os.getpgid(self.pid) != self.pid:
+                time.sleep(0.001)
 
 
 class _Inherited:

@@ -65,6 +65,6 @@ def test_the_run_stops_at_the_recipes_limit(tiny_model: Path, tmp_path: Path, mi
 
 
 def test_tokens_of_older_weights_are_named_as_a_cause(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    feed: Any = SimpleNamespace(recipe=toy_recipe(tiny_model, steps=1), _disagrees=False, _no_signal=None)
+    feed: Any = SimpleNamespace(recipe=toy_recipe(tiny_model, steps=1), players={}, _disagrees=False, _no_signal=None)
     SampledFeed.check(feed, 3, {"mismatch/token_mult_prob_error": 1.2, "staleness/max": 2.0})
     assert "Some were sampled by weights 2 steps old" in caplog.text

@@ -139,7 +139,7 @@ class Batch:
     @property
     def sequence(self) -> Tensor:
         """Each token's sequence, -1 where it is shared. [N] int64"""
-        return repeated(self.segment_sequence, self.segment_length)
+        return repeated(self.segment_sequence, self.segment_length, len(self))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all attributes that are set, by name."""
@@ -192,7 +192,7 @@ class Batch:
         if not self.sequences:
             return values.new_zeros(len(self))
         each = values[self.segment_sequence.clamp(min=0).to(values.device)]
-        return repeated(each, self.segment_length).masked_fill_(~self.trained.to(values.device), 0)
+        return repeated(each, self.segment_length, len(self)).masked_fill_(~self.trained.to(values.device), 0)
 
     @property
     def trained_tokens(self) -> Tensor:

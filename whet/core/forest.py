@@ -55,10 +55,10 @@ def concat_aranges(start: Tensor, length: Tensor) -> Tensor:
     return torch.arange(count, device=start.device).add_(offset.repeat_interleave(length, output_size=count))
 
 
-def repeated(values: Tensor, length: Tensor) -> Tensor:
-    """Return ``values[i]`` ``length[i]`` times, for all i in order. [runs], [runs] -> [sum of lengths]"""
+def repeated(values: Tensor, length: Tensor, count: int) -> Tensor:
+    """Return ``values[i]`` ``length[i]`` times, for all i in order. [runs], [runs] -> [count], the sum of lengths"""
     if values.requires_grad or values.device.type != "cpu" or values.dtype == torch.bfloat16:
-        return values.repeat_interleave(length.to(values.device), output_size=int(length.sum()))
+        return values.repeat_interleave(length.to(values.device), output_size=count)
     return torch.from_numpy(np.repeat(values.numpy(), length.numpy()))  # torch's also makes an index of 8 bytes a token
 
 
@@ -175,7 +175,8 @@ class _Forest:
         length, parent = _whole(self.length), _whole(self.parent)
         start = length.cumsum(0) - length
         counts = _whole([len(piece.tokens) for piece in self.pieces])
-        trained = repeated(torch.tensor([piece.trained for piece in self.pieces], dtype=torch.bool), counts)
+        trains = torch.tensor([piece.trained for piece in self.pieces], dtype=torch.bool)
+        trained = repeated(trains, counts, sum(self.length))
         trained[start[parent < 0]] = False  # nothing predicts the first token of a root
         turn_rewards = None
         if self.turns:
