@@ -85,6 +85,7 @@ def test_an_exported_reward_model_of_images_scores_as_the_learner(tmp_path: Path
     assert [score for talk in talks for score in served.scores([talk])] == pytest.approx(wanted, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", WITH_PROCESSOR)
 def test_the_code_of_the_card_scores_a_picture_without_whet(tmp_path: Path, family: Family) -> None:
     save_tiny_vision(tmp_path / "model", family)
@@ -105,6 +106,7 @@ def of_card(exported: Path) -> str:
     return str(code).replace("path/to/this/folder", str(exported))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [True, False])
 def test_a_policy_that_reads_images_is_loaded_by_the_code_of_its_card(tmp_path: Path, adapter: bool) -> None:
     save_tiny_vision(tmp_path / "model")

@@ -168,6 +168,7 @@ def test_an_architecture_with_learned_positions_is_exported(tmp_path: Path) -> N
     assert result["alone"] == pytest.approx(scores, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_an_architecture_without_a_classifier_in_transformers_is_loaded_by_the_code_of_its_card(tmp_path: Path) -> None:
     config = GraniteConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,

@@ -154,6 +154,7 @@ def judge_recipe(model: Path, folder: Path, **changes: Any) -> Any:
     return recipe.model_copy(update={"model": ModelConfig(path=str(model), vision="trained")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
 def test_a_reward_model_of_images_resumes_to_the_same_bits_and_rewards_a_policy(
     models: dict[Family, Path], tmp_path: Path, family: Family
