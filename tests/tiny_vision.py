@@ -3,9 +3,11 @@
 import base64
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -39,6 +41,14 @@ def asked(*urls: str, text: str = "Which colour?") -> Message:
         "role": "user",
         "content": [*({"type": "image", "url": url} for url in urls), {"type": "text", "text": text}],
     }
+
+
+def saved_families(factory: pytest.TempPathFactory, families: Sequence[Family]) -> dict[Family, Path]:
+    """Write a tiny model of each family to a new folder."""
+    folders = {family: factory.mktemp(family) for family in families}
+    for family, folder in folders.items():
+        save_tiny_vision(folder, family)
+    return folders
 
 
 def save_tiny_vision(folder: Path, family: Family = "idefics3", *, wide: bool = False) -> None:

@@ -9,7 +9,7 @@ import torch
 from transformers import Idefics3Model
 
 from tests.rows import pairs, rows_recipe, write_rows
-from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_vision
+from tests.tiny_vision import FAMILIES, Family, asked, picture, saved_families
 from tests.toy import toy_recipe
 from whet.base.errors import ConfigError
 from whet.checkpoint.export import export
@@ -40,10 +40,7 @@ class Colors(TaskSet):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[Family, Path]:
-    paths = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
-    for family, path in paths.items():
-        save_tiny_vision(path, family)
-    return paths
+    return saved_families(tmp_path_factory, FAMILIES)
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from tests.models.test_images import BLUE, CPU, RED, ROUNDED, TALL, answered, renderer_of
-from tests.tiny_vision import FAMILIES, Family, asked, save_tiny_vision
+from tests.models.test_images import BLUE, CPU, RED, ROUNDED, TALL, answered, processed, renderer_of
+from tests.tiny_vision import FAMILIES, Family, asked, saved_families
 from whet.core.batch import Batch
 from whet.core.types import Group
 from whet.data.rows import judged
-from whet.fetch.images import open_image
 from whet.learner.model import LearnerModel, build_whole
 from whet.losses.reward_model import BradleyTerry, sequence_scores
 from whet.models.config import LoraSettings, ModelConfig
@@ -27,10 +26,7 @@ VALUES = frozenset({"values"})
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Family, Path]:
-    paths = {family: tmp_path_factory.mktemp(family) for family in ALL}
-    for family, path in paths.items():
-        save_tiny_vision(path, family)
-    return paths
+    return saved_families(tmp_path_factory, ALL)
 
 
 def pairs(path: Path) -> list[Group]:
@@ -70,20 +66,7 @@ def classifier(path: Path, ours: LearnerModel) -> Any:
 def scores_of_transformers(path: Path, model: Any, group: Group) -> list[torch.Tensor]:
     """Return the score of each conversation of a group, each computed alone."""
     processor: Any = load_processor(path, load_model_config(ModelConfig(path=str(path))))
-    scores = []
-    for branch in group.trajectories:
-        written = [
-            message | {"content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
-            for message in branch.messages
-            for content in [message["content"]]
-        ]
-        text = processor.tokenizer.apply_chat_template(written, tokenize=False)
-        pictures = [open_image(part["url"]) for m in branch.messages for part in m["content"] if "url" in part]
-        inputs = processor(text=text, images=pictures or None, add_special_tokens=False, return_tensors="pt")
-        if pictures:
-            inputs["pixel_values"] = inputs["pixel_values"].double()
-        scores.append(model(**inputs).logits[0, 0])
-    return scores
+    return [model(**processed(processor, branch)).logits[0, 0] for branch in group.trajectories]
 
 
 @pytest.mark.parametrize("share", [True, False])

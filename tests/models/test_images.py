@@ -8,7 +8,7 @@ import torch
 from transformers.utils import is_torchvision_available
 
 from tests.tiny import tiny_tokenizer
-from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_vision
+from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_vision, saved_families
 from whet.base.errors import DataError, WhetError
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
@@ -30,10 +30,7 @@ ROUNDED = {"qwen3_5": 1e-5}  # its linear attention computes in float32
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Family, Path]:
-    paths = {family: tmp_path_factory.mktemp(family) for family in ALL}
-    for family, path in paths.items():
-        save_tiny_vision(path, family)
-    return paths
+    return saved_families(tmp_path_factory, ALL)
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +53,28 @@ def answered(renderer: Renderer, question: list[Message], *answers: str) -> Grou
     return Group(repr(answers), Task("", question), [Episode([branch], reward=1.0) for branch in branches])
 
 
+def processed(processor: Any, branch: Trajectory) -> Any:
+    """Return the inputs of transformers' own code for a conversation alone, in float64."""
+    written = [
+        message | {"content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
+        for message in branch.messages
+        for content in [message["content"]]
+    ]
+    text = processor.tokenizer.apply_chat_template(written, tokenize=False)
+    pictures = [open_image(part["url"]) for m in branch.messages for part in m["content"] if "url" in part]
+    inputs = processor(text=text, images=pictures or None, add_special_tokens=False, return_tensors="pt")
+    if pictures:
+        inputs["pixel_values"] = inputs["pixel_values"].double()
+    return inputs
+
+
 def theirs(folder: Path, processor: Any, group: Group) -> list[torch.Tensor]:
     """Return the log-probs of each answer by transformers' own forward pass over the conversation alone, and leave
     the gradients of their sum in the model."""
     model = theirs_model(folder)
     rows = []
     for branch in group.trajectories:
-        written = [
-            message | {"content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
-            for message in branch.messages
-            for content in [message["content"]]
-        ]
-        text = processor.tokenizer.apply_chat_template(written, tokenize=False)
-        pictures = [open_image(part["url"]) for m in branch.messages for part in m["content"] if "url" in part]
-        inputs = processor(text=text, images=pictures or None, add_special_tokens=False, return_tensors="pt")
-        inputs["pixel_values"] = inputs["pixel_values"].double()
+        inputs = processed(processor, branch)
         logits = model(**inputs).logits[0].log_softmax(-1)
         ids, count = inputs["input_ids"][0], branch.trained_tokens
         end = len(branch.tokens)

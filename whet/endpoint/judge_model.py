@@ -17,6 +17,7 @@ from whet.core.content import text_of
 from whet.core.types import Distribution, Message
 from whet.endpoint.request import ApiError, openai_error
 from whet.engines.base import Completion, Engine, SamplingParams
+from whet.tasks.judges.config import adapter_of
 
 
 class JudgeMessage(BaseModel):
@@ -63,7 +64,7 @@ class JudgeModel:
         params = SamplingParams(
             request.max_tokens, request.seed, Distribution(temperature=request.temperature or 1.0),
             greedy=request.temperature == 0, stop_token_ids=tuple(self.renderer.stop_token_ids),
-            adapter=request.model.partition(":")[2] or None if request.model.startswith("policy") else None,
+            adapter=adapter_of(request.model),
         )  # fmt: skip
         if request.logprobs:
             params = replace(params, distribution=Distribution(), likeliest=request.top_logprobs, among=tuple(among))

@@ -95,12 +95,17 @@ class Judge(Config):
     @property
     def adapter(self) -> str | None:
         """The name of the adapter that replaces the policy's, ``base`` for none; None: the policy itself."""
-        return self.model.partition(":")[2] or None if self.is_policy else None
+        return adapter_of(self.model) if self.is_policy else None
 
     def check_model(self) -> None:
         """Raise ``WhetError`` if the run hosts a model that is missing here and can't be downloaded."""
         if self.url is None and not self.is_policy:
             check_model(self.model)
+
+
+def adapter_of(model: str) -> str | None:
+    """Return NAME of ``policy:NAME``; None for any other name of a model."""
+    return model.removeprefix(f"{_POLICY}:") if _asks(model) and model != _POLICY else None
 
 
 def _asks(model: str) -> bool:
