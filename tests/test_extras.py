@@ -67,6 +67,7 @@ QUICK = [
     ("quickstart", "gguf", "train quickstart"),
     ("tasks", "jsonschema", "validate structured_output"),
     ("tasks", "httpx", "show quickstart data.type=judge data.taskset=arithmetic"),
+    ("tasks", "httpx", "show nim-self-play data.opponent=model data.server=tests.toy"),
     ("tasks", "websockets", "show quickstart data.type=openenv data.url=ws://127.0.0.1:1"),
     ("tasks", "reasoning_gym", "validate reasoning_gym dataset=chain_sum"),
     ("tasks", "if_verifiable", "validate instruction_following"),
@@ -130,6 +131,7 @@ def test_a_plain_install_works(whole: bool, tmp_path: Path, tiny_model: Path) ->
         "export run --out exported",
         "plan toy.yaml",
         "show seven",
+        "show nim-two-policies",
     )
     for words in (train, *further) if whole else (train,):
         done = whet(hidden, *words.split(), cwd=tmp_path)

@@ -9,20 +9,22 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
+from whet.base.extras import require
 from whet.base.seeds import derive_seed
 from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.tasks.base import AskPolicy, Environment, Environments, Observation, Step, TaskSet
+from whet.tasks.base import Environment, Observation, Step, TaskSet
 from whet.tasks.cases import Answer, Case, Kind, question_of
-from whet.tasks.judges.config import Judge, OtherModel
-from whet.tasks.judges.judge import JudgeClient
+from whet.tasks.judges.config import OtherModel
 from whet.tasks.scores import CORRECT, NamedScore
 from whet.tasks.splits import checked_split
-from whet.tasks.users.model import spoken_text
+
+if TYPE_CHECKING:
+    from whet.tasks.nim_opponent import ModelPlayer, NimEnvironments
 
 Opponent = Literal["self", "random", "perfect", "model"]
 _SEATS = ("first", "second")
@@ -68,6 +70,8 @@ class Nim(TaskSet[Heap]):
     def _has_its_model(self) -> Self:
         if (self.opponent == "model") != (self.server is not None):
             raise ValueError("opponent = model and server belong together: name both, or neither")
+        if self.server is not None:
+            require("tasks", "data.opponent=model", "httpx")
         if self.server is not None and self.server.verdict == "logprobs":
             raise ValueError("server.verdict = logprobs is for judges; a player writes its moves: leave it out")
         return self
@@ -77,7 +81,11 @@ class Nim(TaskSet[Heap]):
         return _SEATS if self.opponent == "self" else ()
 
     def open(self) -> "Nim | NimEnvironments":
-        return self if self.server is None else NimEnvironments(self.server)
+        if self.server is None:
+            return self
+        from whet.tasks.nim_opponent import NimEnvironments
+
+        return NimEnvironments(self.server)
 
     def tasks(self, split: str) -> Sequence[Task[Heap]]:
         if checked_split(split) == "test":
@@ -143,56 +151,10 @@ class Nim(TaskSet[Heap]):
         return Task(uid, prompt, Heap(heap, self.most, opponent, seat, seed))
 
 
-class NimEnvironments(Environments[Heap]):
-    """Games whose other seat may be played by a model."""
-
-    named_scores = Nim.named_scores
-
-    def __init__(self, server: Judge) -> None:
-        self.server = server
-        self._client: JudgeClient | None = None
-        self._policy: AskPolicy | None = None
-
-    @property
-    def client(self) -> JudgeClient:
-        """The client of the model, created in the event loop that asks first."""
-        self._client = self._client or JudgeClient(self.server, role="opponent", policy=self._policy)
-        return self._client
-
-    def use_policy(self, ask: AskPolicy) -> None:
-        self._policy = ask
-
-    def make(self, task: Task[Heap]) -> "NimGame":
-        return NimGame(task, ModelPlayer(self, task) if task.data.opponent == "model" else None)
-
-    async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-
-
-class ModelPlayer:
-    """A model in one seat of one game. It sees what a policy in this seat would see."""
-
-    def __init__(self, environments: NimEnvironments, task: Task[Heap]) -> None:
-        self.environments, self.uid = environments, task.uid
-        self.messages: list[Message] = []
-
-    async def move(self, left: int, most: int, news: str) -> int:
-        """Return the stones that the model takes: 1 if its reply is not a legal move. Raises
-        ``JudgeError`` if the model gives no reply."""
-        question = news if self.messages else rules(left, most)
-        self.messages.append({"role": "user", "content": question})
-        name = f"{self.uid}, move {len(self.messages) // 2 + 1}"
-        text = await self.environments.client.ask(self.messages, spoken_text, name)
-        taken = legal_move(text, min(left, most))
-        self.messages.append({"role": "assistant", "content": text if taken else "1"})
-        return taken or 1
-
-
 class NimGame(Environment):
     """One game. The roles ``first`` and ``second`` are the policy's in self-play; otherwise it has one seat."""
 
-    def __init__(self, task: Task[Heap], model: ModelPlayer | None = None) -> None:
+    def __init__(self, task: Task[Heap], model: "ModelPlayer | None" = None) -> None:
         heap, self.model = task.data, model
         self.left, self.most, self.opponent = heap.stones, heap.most, heap.opponent
         self.seat = heap.seat  # the seat that moves next
