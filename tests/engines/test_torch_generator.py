@@ -12,6 +12,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from tests.contracts.engine_contract import OTHER, PROMPT, LikeliestContract, PausableContract, run, sample_all
 from tests.engines.holding import held
+from tests.processes.elsewhere import operations_elsewhere
 from tests.tiny import VOCAB, tiny_gemma, tiny_granite, tiny_llama, tiny_qwen3, tiny_qwen3_5, tiny_tokenizer
 from tests.weights.collected import load_into
 from whet.base.errors import ConfigError, DeadlineError, RefitError, WhetError
@@ -437,5 +438,25 @@ def test_keys_of_requests_under_way_are_computed_anew_under_new_weights_or_kept(
             expected = logits.log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None])[:, 0]
             new = torch.isclose(torch.tensor(c.logprobs), expected, atol=1e-4, rtol=0)
             assert new[-50:].all() == (on_refit == "recompute" or c.versions[0] == 1)
+
+    run(generator, body)
+
+
+def test_the_cache_of_requests_under_way_is_emptied_on_the_compute_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = make()
+
+    async def body() -> None:
+        def ask(token: int, limit: int) -> asyncio.Task[object]:
+            return asyncio.create_task(generator.sample([token] * 5, SamplingParams(limit, seed=limit), "s"))
+
+        with held(generator):
+            # the row of the last prompt takes the second's number, so that rows leave in another order than prompts
+            first, ends, third, last = [ask(*request) for request in ((7, 400), (8, 2), (8, 400), (9, 400))]
+            await ends
+            await generator.pause()
+        with operations_elsewhere(monkeypatch) as found:
+            await generator.resume(1)
+        assert not found
+        await asyncio.gather(first, third, last)
 
     run(generator, body)

@@ -230,12 +230,12 @@ class TorchGenerator:
     async def resume(self, version: int) -> None:
         """Continue with weights ``version``. Prompts cached under older weights are not used for new requests; for
         requests in flight, ``config.on_refit`` decides."""
+        if self._stepping:
+            raise WhetError("resume without pause: the engine is in the middle of a step")
+        if self.config.on_refit == "recompute":
+            await compute(self._decoder.readmit)
         with self._lock:
-            if self._stepping:
-                raise WhetError("resume without pause: the engine is in the middle of a step")
             self._decoder.forget_prefixes()
-            if self.config.on_refit == "recompute":
-                self._decoder.readmit()
             self.engine.weights_changed()
             self._decoder.version = version
             self._paused = False
