@@ -9,6 +9,7 @@ import pytest
 
 import whet
 from tests.toy import Lowercase, toy_recipe, write_recipe
+from whet.base.errors import ConfigError
 from whet.config import RecipeError
 
 
@@ -42,6 +43,14 @@ def test_sections_are_checked_as_a_recipe_is() -> None:
         whet.read(data="no such tasks")
     with pytest.raises(RecipeError, match=r"^given: sampling\.top_k: no part of the run reads it"):
         whet.read("sft-gsm8k", sampling={"top_k": 3})
+    with pytest.raises(RecipeError, match=r"override 1 .* expected a text such as 'steps=2', got a list"):
+        whet.read("quickstart", ["steps=3"])  # type: ignore[arg-type]
+
+
+def test_settings_next_to_a_recipe_that_is_a_value_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"give steps=3, data=\.\.\. to whet\.read"):
+        whet.start(whet.read(), "steps=3", data="arithmetic", folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_name_of_the_package_imports_nothing_heavy() -> None:

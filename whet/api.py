@@ -213,9 +213,14 @@ def _planned(
     """Return the recipe, a free folder and the run's name. Raises ``WhetError`` for everything that can be found wrong
     before something heavy is loaded."""
     _check_importing()
-    value = recipe if isinstance(recipe, Recipe) else read(recipe, *overrides, **sections)
+    if isinstance(recipe, Recipe):
+        if overrides or sections:
+            given = ", ".join([*map(str, overrides), *(f"{key}=..." for key in sections)])
+            raise ConfigError(f"the recipe is a value with all its settings: give {given} to whet.read, which makes it")
+        value, name = recipe, "run"
+    else:
+        value, name = read(recipe, *overrides, **sections), Path(recipe).stem
     check_models(value)
-    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
     if folder is None:
         return value, new_folder(name=name), name
     check_free(Path(folder))

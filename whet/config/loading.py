@@ -247,6 +247,9 @@ def _read_overrides(root: type[Config], overrides: Sequence[str], issues: list[C
     layer = Node({}, "override")
     for number, text in enumerate(overrides, 1):
         where = f"override {number} ({text})"
+        if not isinstance(text, str):  # from Python
+            issues.append(ConfigIssue("", where, f"expected a text such as 'steps=2', got a {type(text).__name__}"))
+            continue
         key, equals, written = text.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path):
