@@ -3,7 +3,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -38,8 +38,10 @@ def model_card(
     kind: Kind,
     loader: ModelClass,
     lineage: Record,
+    policy: str = "",
 ) -> str:
-    """Return Markdown with the front matter that the Hugging Face Hub reads. ``recipe`` is the run's, as plain data."""
+    """Return Markdown with the front matter that the Hugging Face Hub reads. ``recipe`` is the run's, as plain data;
+    ``policy`` the name of one of its further policies."""
     from huggingface_hub import ModelCard, ModelCardData
 
     images = recipe.get("model", {}).get("vision") is not None
@@ -54,7 +56,9 @@ def model_card(
         tags=["whet"],
         datasets=sorted(set(_hub_data(lineage))) or None,
     )
-    facts = {
+    policies: dict[str, JsonObject] = recipe.get("policies") or {}
+    facts = {"policy": f"{policy}, which plays {', '.join(policies[policy]['plays'])}"} if policy else {}
+    facts |= {
         "run": run.resolve().name,
         "recipe": recipe.get("description") or "see recipe.yaml of the run",
         "algorithm": _type(recipe.get("algorithm")),
@@ -70,7 +74,7 @@ def model_card(
         origin=_ORIGIN[kind],
         base=_name(base),
         facts=facts,
-        measured=_measured(run, checkpoint.step),
+        measured=_measured(run, checkpoint.step, policy, policies),
         kind=kind,
         loader=loader,
         images=images,
@@ -124,16 +128,20 @@ def _name(path: str) -> str:
     return Path(path).name if Path(path).expanduser().is_absolute() else path
 
 
-def _measured(run: Path, step: int) -> dict[str, tuple[float | None, float]] | None:
-    """Return each measure as (of the untrained model or None, of the evaluation at ``step``); None without an
-    evaluation."""
+def _measured(
+    run: Path, step: int, policy: str, policies: Iterable[str]
+) -> dict[str, tuple[float | None, float]] | None:
+    """Return each measure of the main or the named policy as (of the untrained model or None, of the evaluation at
+    ``step``); None without an evaluation."""
     lines = {line["step"]: line for line in read_metrics(run / METRICS) if line.get("kind") == "evaluation"}
     if step not in lines:
         return None
+    prefix = f"evaluation/{policy}/" if policy else "evaluation/"
+    others = tuple(f"evaluation/{name}/" for name in policies if name != policy)
     return {
-        name.removeprefix("evaluation/"): (lines.get(0, {}).get(name), after)
+        name.removeprefix(prefix): (lines.get(0, {}).get(name), after)
         for name, after in lines[step].items()
-        if name.startswith("evaluation/") and isinstance(after, int | float)
+        if name.startswith(prefix) and not name.startswith(others) and isinstance(after, int | float)
     }
 
 

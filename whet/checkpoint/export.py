@@ -99,7 +99,7 @@ def export(
             saved_as, kind = gguf, "gguf"
             _replace_by_gguf(staging, gguf, out.name)
         loader = _loader(model, config, kind)
-        card = model_card(run, recipe, checkpoint, config.path, saved_as, kind, loader, lineage)
+        card = model_card(run, recipe, checkpoint, config.path, saved_as, kind, loader, lineage, policy)
         (staging / "README.md").write_text(card, encoding="utf-8")
         lineage = with_files(lineage, staging)
         lineage.write(staging)
