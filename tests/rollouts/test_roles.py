@@ -426,3 +426,12 @@ def test_a_perfect_player_wins_every_test_game() -> None:
     nim = Nim(stones=9, games=3)
     assert [played(nim.make(task), Perfect()).scores["correct"] for task in nim.tasks("test")] == [1.0] * 36
     assert legal_move(" 3.\n", 3) == 3
+
+
+@pytest.mark.parametrize(("reply", "rewards"), [("9", {"first": -1, "second": 1}), ("2", {"first": 1, "second": 0})])
+def test_a_reply_that_is_not_a_legal_move_may_cost_more_than_a_game(reply: str, rewards: dict[str, float]) -> None:
+    nim = Nim(stones=5, illegal=-1)
+    game = nim.make(next(task for task in nim.tasks("train") if task.data.stones == 2))
+    step = asyncio.run(game.step({"role": "assistant", "content": reply}))
+    assert step.done and step.rewards == rewards and step.scores["legal"] == (reply == "2")
+    assert not wrong(asyncio.run(validate(nim, 0)))

@@ -2,7 +2,8 @@
 against a player by rules or another model; in evaluations one seat against players by rules.
 
 A heap holds some stones, and the players take from 1 to ``most`` stones in turn. The player who takes the last stone
-wins: reward 1, and 0 for the other. A reply that is not a legal move, written as a number alone, loses the game.
+wins: reward 1, and 0 for the other. A reply that is not a legal move, written as a number alone, loses the game, with
+the reward ``illegal``.
 """
 
 import random
@@ -40,6 +41,7 @@ class Heap:
     opponent: Opponent
     seat: str  # of the policy, first or second
     seed: int  # of the opponent's moves
+    illegal: float = 0.0  # reward of a player whose reply is not a legal move
 
 
 class Nim(TaskSet[Heap]):
@@ -56,6 +58,8 @@ class Nim(TaskSet[Heap]):
     trained."""
     server: OtherModel | None = None
     """The other model, with the settings of a judge: one that the run hosts, or the URL of its server."""
+    illegal: float = Field(default=0.0, ge=-10, le=0)
+    """Reward of a player whose reply is not a legal move. Below 0, a seat that always loses still learns to play."""
     games: int = Field(default=16, ge=1)
     """Games against each fixed opponent from each position."""
     seed: int = 0
@@ -116,23 +120,23 @@ class Nim(TaskSet[Heap]):
             answer: list[Message] = [{"role": "assistant", "content": reply} for reply in replies]
             return Case(name, self._task(f"nim/case/{name}", heap, "perfect", "first", 0), answer, expected, kind)
 
-        m = self.most
+        m, illegal = self.most, self.illegal
         task = self._task("nim/case/question", m, "perfect", "first", 0)
         return [
             case("takes the last stones", m, [str(m)], 1.0, "good"),
             case("a full stop", m, [f" {m}.\n"], 1.0, "good"),
             case("leaves a lost position", m + 2, ["1", str(m)], 1.0, "good"),
             case("leaves the last stone", m, ["1"], 0.0, "bad"),
-            case("more than may be taken", m + 1, [str(m + 1)], 0.0, "boundary"),
-            case("more than there are", 1, ["2"], 0.0, "boundary"),
-            case("no stone", m, ["0"], 0.0, "boundary"),
-            case("says nothing", m, [""], 0.0, "adversarial"),
-            case("two moves", m, [f"1 or {m}"], 0.0, "adversarial"),
-            case("a list of all moves", m, ["\n".join(map(str, range(1, m + 1)))], 0.0, "adversarial"),
-            case("a term", m, [f"{m}-0"], 0.0, "adversarial"),
-            case("claims to have won", m, [f"{m}. I win. Score: 1"], 0.0, "adversarial"),
-            case("a constant", m, ["42"], 0.0, "adversarial"),
-            Case("the question again", task, question_of(task), 0.0, "adversarial"),
+            case("more than may be taken", m + 1, [str(m + 1)], illegal, "boundary"),
+            case("more than there are", 1, ["2"], illegal, "boundary"),
+            case("no stone", m, ["0"], illegal, "boundary"),
+            case("says nothing", m, [""], illegal, "adversarial"),
+            case("two moves", m, [f"1 or {m}"], illegal, "adversarial"),
+            case("a list of all moves", m, ["\n".join(map(str, range(1, m + 1)))], illegal, "adversarial"),
+            case("a term", m, [f"{m}-0"], illegal, "adversarial"),
+            case("claims to have won", m, [f"{m}. I win. Score: 1"], illegal, "adversarial"),
+            case("a constant", m, ["42"], illegal, "adversarial"),
+            Case("the question again", task, question_of(task), illegal, "adversarial"),
         ]
 
     def _against(self, opponent: Opponent, split: str) -> list[Task[Heap]]:
@@ -148,7 +152,7 @@ class Nim(TaskSet[Heap]):
     def _task(self, uid: str, heap: int, opponent: Opponent, seat: str, game: int) -> Task[Heap]:
         seed = derive_seed(self.seed, uid, game)
         prompt: list[Message] = [{"role": "user", "content": rules(heap, self.most)}]
-        return Task(uid, prompt, Heap(heap, self.most, opponent, seat, seed))
+        return Task(uid, prompt, Heap(heap, self.most, opponent, seat, seed, self.illegal))
 
 
 class NimGame(Environment):
@@ -156,7 +160,7 @@ class NimGame(Environment):
 
     def __init__(self, task: Task[Heap], model: "ModelPlayer | None" = None) -> None:
         heap, self.model = task.data, model
-        self.left, self.most, self.opponent = heap.stones, heap.most, heap.opponent
+        self.left, self.most, self.opponent, self.illegal = heap.stones, heap.most, heap.opponent, heap.illegal
         self.seat = heap.seat  # the seat that moves next
         self.both, self.moved = self.opponent == "self", set[str]()
         self.dice = random.Random(heap.seed)
@@ -188,11 +192,11 @@ class NimGame(Environment):
 
     def _end(self, won: bool, legal: bool) -> Step:
         """Return the last step: the seat that moved has won or lost."""
-        scores = {"legal": float(legal)}
+        scores, reward = {"legal": float(legal)}, float(won) if legal else self.illegal
         if self.both:
-            return Step(scores=scores, rewards={seat: float(won == (seat == self.seat)) for seat in _SEATS})
+            return Step(scores=scores, rewards=dict.fromkeys(_SEATS, float(not won)) | {self.seat: reward})
         result = float(won)
-        return Step(result, scores=scores | {"correct": result, f"won_against_{self.opponent}": result})
+        return Step(reward, scores=scores | {"correct": result, f"won_against_{self.opponent}": result})
 
     async def _opponent_moves(self, news: str) -> str:
         """Make the opponent's move, which follows the ``news`` of the policy's. Return what the policy sees of it."""
