@@ -294,7 +294,8 @@ def test_each_policy_is_exported_and_evaluated(undisturbed: Path, tmp_path: Path
         config = json.loads((exported.path / "config.json").read_text())
         assert config["hidden_size"] == (32 if name else 64)
         card = (exported.path / "README.md").read_text()
-        assert ("| policy | rival, which plays" in card) == bool(name) and "rival/accuracy" not in card
+        assert ("| policy | rival, which plays" in card) == bool(name)
+        assert "rival/accuracy" not in card
         measured = lines(undisturbed, "evaluation")[-1][f"evaluation/{name and f'{name}/'}reward"]
         assert re.search(rf"\| reward \| .* \| {measured:.4g} \|", card)
     evaluation = lines(undisturbed, "evaluation")[-1]

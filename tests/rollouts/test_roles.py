@@ -433,5 +433,7 @@ def test_a_reply_that_is_not_a_legal_move_may_cost_more_than_a_game(reply: str, 
     nim = Nim(stones=5, illegal=-1)
     game = nim.make(next(task for task in nim.tasks("train") if task.data.stones == 2))
     step = asyncio.run(game.step({"role": "assistant", "content": reply}))
-    assert step.done and step.rewards == rewards and step.scores["legal"] == (reply == "2")
+    assert step.done
+    assert step.rewards == rewards
+    assert step.scores["legal"] == (reply == "2")
     assert not wrong(asyncio.run(validate(nim, 0)))
