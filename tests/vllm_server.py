@@ -10,6 +10,8 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+from whet.base.scratch import Scratch
+
 COMMAND = (
     "--enable-scale-out --logprobs-mode processed_logprobs --enable-prompt-tokens-details --generation-config vllm "
     "--dtype float32 --max-model-len 512 --enforce-eager --host 127.0.0.1"
@@ -25,7 +27,9 @@ class Vllm:
                 port = free.getsockname()[1]
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
+        self.scratch = Scratch("server")
         settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        settings["TMPDIR"] = str(self.scratch.path)  # vLLM leaves sockets and files behind
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
         with log.open("wb") as written:
             self.process = subprocess.Popen(
@@ -56,3 +60,4 @@ class Vllm:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.scratch.remove()

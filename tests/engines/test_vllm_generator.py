@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -205,6 +206,7 @@ def test_an_engine_that_freezes_or_dies_fails_every_wait_in_time_and_leaves_noth
     loop: Loop, how: signal.Signals
 ) -> None:
     """Requests in flight, later ones and a pause: each fails with the engine's process numbers."""
+    before = sockets()
     generator = make(tiny_qwen3(), deadline=4.0)
 
     async def body() -> None:
@@ -227,6 +229,12 @@ def test_an_engine_that_freezes_or_dies_fails_every_wait_in_time_and_leaves_noth
     finally:
         loop.run(generator.close())
     assert not [number for number in generator.engine.processes.ids if psutil.pid_exists(number)]
+    assert not sockets() - before
+
+
+def sockets() -> set[Path]:
+    """Return the sockets in the temporary folder that are called as vLLM's."""
+    return set(Path(tempfile.gettempdir()).glob("????????-????-????-????-????????????"))
 
 
 @pytest.mark.parametrize("when", ["while it starts", "later"])

@@ -12,6 +12,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import psutil
 import torch
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _WORKER = "whet.engines.vllm.worker.VllmWorker"
 _SHARE = 0.9  # share of a GPU's free memory that an engine uses
 _PATIENCE = 5.0  # seconds for processes to exit by themselves
+_SOCKET = 107 - len(f"/{UUID(int=0)}")  # characters that the folder of a socket may have
 
 
 class VllmProcesses:
@@ -167,6 +169,8 @@ class VllmProcesses:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         }
+        if len(os.fsencode(self.folder)) <= _SOCKET:
+            variables["VLLM_RPC_BASE_PATH"] = str(self.folder)  # of its sockets, which vLLM doesn't remove either
         if self.deployment.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.deployment.gpus)
             if torch.cuda.is_available():
