@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 
+from tests.contracts.engine_contract import EngineContract
 from tests.engines.test_server_generator import ServerContract
 from tests.run.test_remote import recipe, trained
 from tests.tiny import tiny_llama, tiny_tokenizer
@@ -18,6 +19,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 class TestServerOfVllm(ServerContract):
+    held = EngineContract.held  # type: ignore[assignment]  # nobody can hold its requests
+
     @pytest.fixture(scope="class")
     @classmethod
     def server(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
