@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 class TestServerOfVllm(ServerContract):
-    held = staticmethod(EngineContract.held)  # type: ignore[assignment]  # nobody can hold its requests
+    held = staticmethod(EngineContract.held)  # type: ignore[assignment]  # a real server can not be held
 
     @pytest.fixture(scope="class")
     @classmethod
