@@ -9,7 +9,10 @@ import pytest
 from tests.e2e.test_judged_runs import judged
 from tests.e2e.test_learning import lines
 from tests.e2e.test_resume import metrics
-from tests.toy import toy_recipe
+from tests.engines.server_double import doubles
+from tests.run.test_remote import remote
+from tests.tiny import tiny_llama
+from tests.toy import save_tiny_model, toy_recipe
 from whet.base.errors import WhetError
 from whet.metrics.rollout_file import read_rollouts
 from whet.run import run
@@ -17,7 +20,15 @@ from whet.run.evaluate import evaluate
 from whet.run.recipe import Recipe
 
 OWN = {"model": "policy", "verdict": "logprobs"}
+WRITTEN = {"model": "policy", "temperature": 1.0, "max_tokens": 1, "retries": 8}  # one byte
+BYTES = [byte for byte in map(chr, range(128)) if byte.strip("*_`\"'.").strip()] + ["\ufffd"]
+ANY_BYTE = {byte: number / len(BYTES) for number, byte in enumerate(BYTES)}
 NARROW = {"max_batch": 2}  # fewer than the episodes and the questions about them
+ONE_STEP_OFF = {
+    "steps": 4,
+    "algorithm": {"type": "grpo", "group_size": 4, "loss": {"type": "policy", "correction": "tis"}},
+    "rollouts": {"prompts_per_step": 2, "max_staleness": 1},
+}
 
 
 def self_judged(model: Path, **changes: Any) -> Recipe:
@@ -58,12 +69,68 @@ def test_the_weights_of_the_moment_judge_and_only_answers_are_trained(tiny_model
 def test_questions_wait_for_new_weights_in_an_asynchronous_run(
     tiny_model: Path, tmp_path: Path, rollouts: dict[str, Any]
 ) -> None:
-    algorithm = {"type": "grpo", "group_size": 4, "loss": {"type": "policy", "correction": "tis"}}
-    made = self_judged(tiny_model, steps=4, algorithm=algorithm, rollouts={"prompts_per_step": 2, **rollouts})
-    trained = lines(run.start(made, tmp_path / "run"), "train")[1:]
+    made = self_judged(tiny_model, **ONE_STEP_OFF | {"rollouts": {"prompts_per_step": 2, **rollouts}})
+    judged_throughout(run.start(made, tmp_path / "run"))
+
+
+def judged_throughout(folder: Path) -> None:
+    trained = lines(folder, "train")[1:]
     assert len(trained) == 4
     assert all(0 < line["reward/mean"] < 1 for line in trained)
     assert not any("episodes/failed" in line for line in trained)
+
+
+def of_the_learning(folder: Path) -> list[dict[str, Any]]:
+    """The metrics that don't tell which engine sampled, which has its own requests and proofs."""
+    engines = ("refit/", "generator/", "mismatch/", "run/")
+    return [{key: value for key, value in line.items() if not key.startswith(engines)} for line in metrics(folder)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose verdicts depend on the question more than on the seed."""
+
+    def build() -> Any:
+        model = tiny_llama()
+        model.lm_head.weight.data *= 20.0
+        return model
+
+    return save_tiny_model(tmp_path_factory.mktemp("sure"), build)
+
+
+@pytest.mark.parametrize("judge", [OWN, WRITTEN], ids=["logprobs", "text"])
+def test_each_replica_judges_with_the_weights_of_the_moment(model: Path, tmp_path: Path, judge: dict[str, Any]) -> None:
+    """The same learning as with one engine: a verdict is the same by each replica."""
+    data, replicas = judged(model, judge=judge, choices=ANY_BYTE), NARROW | {"replicas": 2}
+    one = run.start(self_judged(model, steps=3, data=data), tmp_path / "one")
+    two = run.start(self_judged(model, steps=3, data=data, generator=replicas), tmp_path / "two")
+    assert of_the_learning(two) == of_the_learning(one)
+    assert lines(one, "train")[1]["reward/std"] > 0
+    asynchronous = self_judged(model, **ONE_STEP_OFF, data=data, generator=replicas)
+    judged_throughout(run.start(asynchronous, tmp_path / "one step off"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["vllm", "sglang"])
+def test_servers_write_the_verdicts_of_the_policy_that_they_serve(model: Path, tmp_path: Path, protocol: str) -> None:
+    """The servers are doubles, which compute as the built-in engine does."""
+    data = judged(model, judge=WRITTEN, choices=ANY_BYTE)
+    with doubles(protocol, model, 2) as servers:
+        generator = remote(servers, protocol, folder=str(tmp_path))
+        made = self_judged(model, steps=3, data=data, generator=generator)
+        expected = of_the_learning(run.start(made, tmp_path / "servers"))
+        asynchronous = self_judged(model, **ONE_STEP_OFF, data=data, generator=generator)
+        judged_throughout(run.start(asynchronous, tmp_path / "one step off"))
+
+        def lose(step: int, values: dict[str, Any]) -> None:
+            if step == 1:
+                servers[0].kill()
+
+        lost = run.start(made, tmp_path / "lost", on_step=lose)
+    assert of_the_learning(lost) == expected
+    assert sum(line.get("generator/lost", 0) for line in lines(lost, "train")) == 1
+    if protocol == "vllm":  # SGLang's seeds have fewer bits
+        assert of_the_learning(run.start(self_judged(model, steps=3, data=data), tmp_path / "built-in")) == expected
 
 
 def test_the_policy_compares_the_answers_of_a_group(tiny_model: Path, tmp_path: Path) -> None:
