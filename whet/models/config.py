@@ -9,7 +9,6 @@ from whet.config import Config
 from whet.config.base import within
 from whet.fetch import smollm2
 from whet.fetch.model import absolute_path, check_model
-from whet.tasks.judges.config import Judge
 
 Vision = Literal["frozen", "trained"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -81,17 +80,18 @@ class ModelConfig(Config):
     def _absolute(cls, path: str) -> str:
         return absolute_path(path)
 
+    def check_available(self) -> None:
+        if self.lora is not None:
+            require("lora", "model.lora", "peft")
+            if self.lora.quantize:
+                require("qlora", "model.lora.quantize", "bitsandbytes")
+        if self.vision is not None:
+            require("images", "model.vision", "PIL")
+        check_model(self.path)
+
 
 def check_models(config: Config) -> None:
-    """Raise ``WhetError`` if a model that the config names anywhere is missing here and can't be downloaded."""
+    """Raise ``WhetError`` if a model or an adapter that the config names anywhere is missing here and can't be
+    downloaded."""
     for part in within(config):
-        if isinstance(part, ModelConfig):
-            if part.lora is not None:
-                require("lora", "model.lora", "peft")
-                if part.lora.quantize:
-                    require("qlora", "model.lora.quantize", "bitsandbytes")
-            if part.vision is not None:
-                require("images", "model.vision", "PIL")
-            check_model(part.path)
-        if isinstance(part, Judge):
-            part.check_model()
+        part.check_available()

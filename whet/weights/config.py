@@ -86,6 +86,11 @@ class WeightSyncConfig(RefitConfig):
             )
         if self.lora == "adapter":
             yield from self._problems_of_adapter(generator, lora)
+        elif generator is not None and generator.adapter_names:
+            yield (
+                "generator.adapters are applied to the frozen model under an adapter that is trained; set model.lora "
+                "and weights.lora=adapter, or leave generator.adapters out"
+            )
         if generator is not None and self.transport == "cuda_ipc":
             yield from self._problems_of_shared_gpus(generator, devices)
         on_gpus = generator is not None and bool(generator.gpus)

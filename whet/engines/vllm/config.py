@@ -13,7 +13,7 @@ from whet.base.lazy import FileDtype
 from whet.base.strict_json import JsonObject
 from whet.config import Component
 from whet.core.types import Distribution
-from whet.engines.adapters import BASE, read_adapters
+from whet.engines.adapters import BASE, FrozenAdapter, linear_layers, read_adapters
 from whet.engines.config import Deployment, GeneratorConfig, Guesses, NGram
 from whet.fetch.model import absolute_path
 from whet.models.layer_heads import heads_of
@@ -192,17 +192,16 @@ class VllmGeneratorConfig(GeneratorConfig):
         if self.speculative is not None and not self.gpus and not self.on_cluster:
             yield _GUESSES
 
-    def _check_adapters(self, model: "PretrainedConfig", deployment: Deployment) -> None:
-        if self.adapters and deployment.adapter is None:
-            raise ConfigError(
-                "generator.adapters are applied to the frozen model under an adapter that is trained; set model.lora "
-                "and weights.lora=adapter, or leave generator.adapters out"
-            )
-        for adapter in read_adapters(self.adapters, model):
+    def check_available(self) -> None:
+        self._frozen()
+
+    def _frozen(self) -> tuple[FrozenAdapter, ...]:
+        """Read the adapters. Raises ``ConfigError`` for one that vLLM can't apply to any model."""
+        adapters = read_adapters(self.adapters)
+        for adapter in adapters:
             if adapter.rank > LORA_RANKS[-1]:
-                raise ConfigError(
-                    f"generator.adapters.{adapter.name} has rank {adapter.rank}; vLLM supports up to {LORA_RANKS[-1]}"
-                )
+                raise ConfigError(f"{adapter} has rank {adapter.rank}; vLLM supports up to {LORA_RANKS[-1]}")
+        return adapters
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
         """Return a property of the model that can't be divided evenly among the ranks of an engine, or None."""
@@ -251,7 +250,10 @@ class VllmGeneratorConfig(GeneratorConfig):
             raise ConfigError(problem)
         if deployment.images is not None:
             check_images(model)
-        self._check_adapters(model, deployment)
+        if self.adapters and deployment.adapter is not None:
+            linear = linear_layers(model)
+            for adapter in self._frozen():
+                adapter.check_fits(linear)
         import torch
 
         if not deployment.gpus and torch.cuda.is_available():

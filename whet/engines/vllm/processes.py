@@ -71,7 +71,7 @@ class VllmProcesses:
             save_processor(self.deployment.images.folder, self.folder)
         self.guard = start_guard(self.mark)
         await asyncio.to_thread(self._import)
-        engine = await asyncio.to_thread(self._start, model)
+        engine = await asyncio.to_thread(self._start)
         self.ids = sorted(process.pid for process in await asyncio.to_thread(marked, self.mark))
         return engine
 
@@ -82,7 +82,7 @@ class VllmProcesses:
             import vllm.engine.arg_utils
             import vllm.v1.engine.async_llm  # noqa: F401
 
-    def _start(self, model: "PretrainedConfig") -> "AsyncLLM":
+    def _start(self) -> "AsyncLLM":
         self._starting = True  # the start continues if its caller is cancelled
         try:
             with environment(self.environment()), bound(self.deployment.cores):
@@ -91,11 +91,11 @@ class VllmProcesses:
 
                 if self.deployment.images is not None:
                     prepare()  # also for the processes that are forked from this one
-                return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._settings(model)))
+                return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._settings()))
         finally:
             self._starting = False
 
-    def _settings(self, model: "PretrainedConfig | None" = None) -> dict[str, object]:
+    def _settings(self) -> dict[str, object]:
         config, adapter = self.config, self.deployment.adapter
         settings: JsonObject = {
             "model": str(self.folder),
@@ -136,12 +136,12 @@ class VllmProcesses:
         if self.on_gpus and config.dtype != "float32" and adapter is None:
             settings["hf_overrides"] = {"head_dtype": "float32"}  # products of the head as in the learner
         if adapter is not None:  # other modules are not wrapped, which would cost time and memory
-            frozen = () if model is None else read_adapters(config.adapters, model)
+            frozen = read_adapters(config.adapters)
             room = min(room for room in LORA_RANKS if room >= max(adapter.rank, *(each.rank for each in frozen), 1))
             # On CPUs vLLM 0.32 answers requests without an adapter under the last one: that place stays empty.
             places = 1 + len(frozen) + (0 if self.on_gpus else 1)
             settings |= {"enable_lora": True, "max_loras": places, "max_lora_rank": room}
-            ends = {name.rpartition(".")[2] for each in frozen for name in each.modules}
+            ends = {name.rpartition(".")[2] for each in frozen for name in each.shapes}
             settings["lora_target_modules"] = sorted({*adapter.modules, *ends})
         return settings
 

@@ -97,8 +97,7 @@ class Judge(Config):
         """The name of the adapter that replaces the policy's, ``base`` for none; None: the policy itself."""
         return adapter_of(self.model) if self.is_policy else None
 
-    def check_model(self) -> None:
-        """Raise ``WhetError`` if the run hosts a model that is missing here and can't be downloaded."""
+    def check_available(self) -> None:
         if self.url is None and not self.is_policy:
             check_model(self.model)
 
