@@ -172,7 +172,11 @@ def test_a_learning_rate_of_0_leaves_one_policy_as_it_is(tiny_model: Path, tmp_p
 def test_a_policy_that_never_replied_learns_nothing_in_this_step(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     start(recipe_of(tiny_model, data={"type": "tests.e2e.test_policies:Monologues"}), folder)
-    assert "the policy rival replied in no episode of step 1" in (folder / "log.txt").read_text()
+    told = [line for line in (folder / "log.txt").read_text().splitlines() if "rival replied in no episode" in line]
+    assert ["WARNING" in line for line in told] == [True, False]
+    assert "of step 1, so it learns nothing from it. Further such steps are counted" in told[0]
+    assert "of step 2" in told[1]
+    assert [each.get("policies/rival/silent") for each in lines(folder) if "loss" in each] == [1, 1]
     assert not differ(weights(folder, 1, "rival"), weights(folder, 2, "rival"))
     assert not any(name.startswith("policies/rival/learner") for each in lines(folder) for name in each)
     assert {each.role for each in records(folder, 2).values()} == {"a"}

@@ -96,6 +96,7 @@ class Run:
     restarts: Restarts = field(default_factory=Restarts)
     on_step: OnStep | None = None
     warned_of_best: bool = False
+    warned_of_silence: set[str] = field(default_factory=set)  # names of policies
 
     @property
     def folder(self) -> Path:
@@ -152,8 +153,20 @@ class Run:
         shares = [(policy, policy.share(groups)) for policy in self.policies]
         for policy, share in shares:
             if not share:
-                log.warning("the policy %s replied in no episode of step %d", policy.name or "of model", step + 1)
+                self._note_silence(policy, step + 1)
         return [(policy, share) for policy, share in shares if share]
+
+    def _note_silence(self, policy: Policy, step: int) -> None:
+        """Count a step from which a policy learns nothing. Warn of its first one; the log has all."""
+        self.metrics.sum(f"{policy.prefix}silent", 1)
+        first = policy.name not in self.warned_of_silence
+        self.warned_of_silence.add(policy.name)
+        log.log(
+            logging.WARNING if first else logging.INFO,
+            "the policy %s replied in no episode of step %d, so it learns nothing from it%s",
+            policy.name or "of model", step,
+            f". Further such steps are counted ({policy.prefix}silent), but only written to log.txt" if first else "",
+        )  # fmt: skip
 
     async def prepare(self, policy: Policy, groups: list[Group]) -> Batch:
         """Return the batch of a step with all columns that the losses of a policy read: log-probs, values, advantages.
