@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import whet
+from tests.engines.server_double import doubles
 from tests.forks import whet as command
 from tests.other_tokenizers import bpe_tokenizer, save_with
 from tests.rollouts.test_roles import Pair, Pairs
+from tests.run.test_remote import remote
 from tests.toy import read_settings, save_tiny_model, toy_settings, write_recipe
 from whet.algorithms.grpo import GroupAdvantage
 from whet.base.errors import ConfigError, DataError
@@ -212,6 +214,88 @@ def test_each_policy_has_its_critic(tiny_model: Path, tmp_path: Path) -> None:
     for name in ("", "policies/rival/"):
         one, other = (load_weights(folder / f"checkpoints/step-00000{step}/{name}critic") for step in (1, 2))
         assert differ(one, other)
+
+
+SAME = ("reward/mean", "role/b/reward", *(f"{whose}{name}" for whose in ("", "policies/rival/") for name in (
+    "loss", "gradient_norm", "mismatch/token_mult_prob_error", "batch/tokens", "learner/tokens",
+)))  # fmt: skip
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "processes": {"cluster": "processes"},
+    "two ranks": {"cluster": "processes", "parallel": {"fsdp": 2}},
+    "critics on ranks": {
+        "cluster": "processes",
+        "parallel": {"fsdp": 2},
+        "algorithm": {"type": "ppo", "minibatches": 2},
+    },
+    "replicas": {"generator": {"replicas": 2}},
+    "in turns": {"cluster": "processes", "devices": {"placement": "colocated"}},
+    "megatron": {"learner": {"type": "megatron"}},
+    "megatron on ranks": {"learner": {"type": "megatron"}, "cluster": "processes", "parallel": {"tensor": 2}},
+    "ray": {"cluster": {"type": "ray", "cpus_per_rank": 0.25}},
+    "ray, together": {"cluster": {"type": "ray", "models": "together"}},
+}
+
+
+def learned(folder: Path) -> list[dict[str, float]]:
+    return [{name: each[name] for name in SAME} for each in lines(folder) if "loss" in each]
+
+
+@pytest.fixture(scope="module")
+def here(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, float]]]:
+    """The numbers of two policies that learn in the run's process, by algorithm."""
+    folder = tmp_path_factory.mktemp("here")
+    for name in ("grpo", "ppo"):
+        algorithm = {"type": name, "minibatches": 1 if name == "grpo" else 2}
+        start(recipe_of(tiny_model, steps=3, algorithm=algorithm), folder / name)
+    return {name: learned(folder / name) for name in ("grpo", "ppo")}
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(each, marks=[] if each == "replicas" else pytest.mark.slow) for each in ELSEWHERE]
+)
+def test_where_the_policies_learn_and_sample_changes_no_number(
+    tiny_model: Path, tmp_path: Path, here: dict[str, list[dict[str, float]]], where: str
+) -> None:
+    changes, folder = ELSEWHERE[where], tmp_path / "run"
+    for part, extra in (("megatron", "megatron.core"), ("ray", "ray")):
+        if part in where:
+            pytest.importorskip(extra, reason=f"the extra {part!r} is not installed")
+    start(recipe_of(tiny_model, **changes), folder)
+    resume(folder, ["steps=3"])
+    expected = here[changes.get("algorithm", {"type": "grpo"})["type"]]
+    assert len(learned(folder)) == len(expected) == 3
+    for one, other in zip(learned(folder), expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    for name in ("", "rival"):
+        assert differ(weights(folder, 2, name), weights(folder, 3, name))
+    assert not audit(folder).violations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_policies_sample_on_servers(
+    tiny_model: Path, tmp_path: Path, here: dict[str, list[dict[str, float]]], staleness: int
+) -> None:
+    """The main policy on two servers and the other one on its own, or in the run's process. The servers are doubles,
+    which compute as the built-in engine does."""
+    own = {"type": "torch", "dtype": "float32", "max_context": 512}
+    with doubles("vllm", tiny_model, 3) as servers:
+        generator = remote(servers[:2], "vllm", folder=str(tmp_path), max_context=512)
+        for name, rivals in (
+            ("both", remote(servers[2:], "vllm", folder=str(tmp_path), max_context=512)),
+            ("one", own),
+        ):
+            recipe = recipe_of(
+                tiny_model, generator=generator, policies={"rival": {"plays": ["b"], "generator": rivals}},
+                rollouts={"max_staleness": staleness}, evaluation={"limit": 2},
+            )  # fmt: skip
+            start(recipe, tmp_path / name)
+            resume(tmp_path / name, ["steps=3"])
+            for policy in ("", "rival"):
+                assert differ(weights(tmp_path / name, 2, policy), weights(tmp_path / name, 3, policy))
+            assert not audit(tmp_path / name).violations
+            if not staleness:
+                assert learned(tmp_path / name) == [pytest.approx(each, rel=1e-4) for each in here["grpo"]]
 
 
 def test_a_policy_is_updated_by_its_own_part_of_the_batch(tiny_model: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 from tests.e2e.test_agents import SETTINGS as AGENTS
 from tests.e2e.test_judged_runs import judged
 from tests.e2e.test_learning import lines
+from tests.e2e.test_policies import recipe_of
 from tests.e2e.test_self_judged_runs import OWN
 from tests.toy import toy_recipe
 from whet.rollouts.audit import audit
@@ -53,6 +54,22 @@ def test_a_run_on_vllm_proves_each_refit_and_trains_each_prompt_once(
     counts = audit(folder)
     assert not counts.violations
     assert sum(outcomes["trained"] for outcomes in counts.by_epoch().values()) == 3 * 3
+
+
+@pytest.mark.parametrize("changes", [pytest.param({}, id="in step"), pytest.param(ASYNCHRONOUS, id="asynchronous")])
+def test_each_of_two_policies_has_its_vllm_engine(changes: dict[str, Any], tiny_model: Path, tmp_path: Path) -> None:
+    ranks = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}}
+    folder = run.start(
+        recipe_of(tiny_model, **changes, **ranks, generator=SMALL | {"max_context": 512}), tmp_path / "r"
+    )
+    steps = lines(folder, "train")[1:]
+    assert len(steps) == 2
+    for whose in ("", "policies/rival/"):
+        assert all(0 <= line[f"{whose}refit/probe_mean"] < 1e-3 for line in steps)
+        assert all(line[f"{whose}gradient_norm"] > 0 for line in steps)
+        if not changes:
+            assert all(line[f"{whose}mismatch/token_mult_prob_error"] < 1.01 for line in steps)
+    assert not audit(folder).violations
 
 
 @pytest.mark.parametrize("changes", [pytest.param({}, id="in step"), pytest.param(ASYNCHRONOUS, id="asynchronous")])

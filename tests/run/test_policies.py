@@ -5,14 +5,23 @@ from typing import Any
 
 import pytest
 
-from tests.toy import read_settings, toy_settings, write_settings
+from tests.rollouts.test_roles import Pairs
+from tests.tiny import tiny_llama
+from tests.toy import read_settings, save_tiny_model, toy_settings, write_settings
 from whet.base.errors import WhetError
 from whet.cli.main import main
-from whet.diagnose.plan import make_plan
+from whet.diagnose.duration import Duration
+from whet.diagnose.plan import add_work, make_plan
 from whet.run.policies import in_words, plays
 from whet.run.recipe import Recipe
 
 REPLACED = ("data", "policies", "algorithm")
+
+
+class Three(Pairs):
+    named_roles = ("a", "b", "c")
+
+
 RIVAL = {"rival": {"plays": ["second"]}}
 
 
@@ -74,14 +83,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "pairs": ({"algorithm": {"type": "online_dpo"}}, "algorithm.filters: best_and_worst reads one reward"),
     "rewards": ({"rewards": {"type": "length", "free": 2, "limit": 4}}, "rewards: composed rewards read one reward"),
-    "cluster": ({"cluster": {"type": "processes"}}, "cluster is not supported together with policies"),
-    "engine": (
-        {"generator": {"type": "vllm", "max_context": 1024}},
-        "generator is not supported together with policies",
+    "ranks": ({"parallel": {"fsdp": 2}}, "parallel needs 2 ranks, but cluster = local has no processes for them"),
+    "a server": (
+        {"generator": {"type": "remote", "urls": ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]}},
+        r"policies.rival.generator: the engine of the main policy has the server http://127.0.0.1:8000; give this "
+        "policy its own generator with other urls",
     ),
-    "its engine": (
-        {"policies": {"rival": {"plays": ["second"], "generator": {"type": "vllm"}}}},
-        "generator is not supported together with policies: set generator=torch",
+    "a GPU": (
+        {"generator": {"type": "vllm", "max_context": 1024, "devices": "1"}},
+        "policies.rival.generator: the engine of the main policy has the GPU 1; .* with other devices",
+    ),
+    "its GPU": (
+        {
+            "data": "tests.run.test_policies:Three",
+            "policies": {
+                name: {"plays": [name], "generator": {"type": "vllm", "max_context": 1024, "devices": "2"}}
+                for name in ("b", "c")
+            },
+        },
+        "policies.c.generator: the engine of the policy b has the GPU 2",
     ),
     "partial": (
         {"rollouts": {"max_staleness": 1, "partial": True}},
@@ -112,7 +132,7 @@ def test_what_does_not_combine_is_refused_at_reading(tmp_path: Path, name: str) 
         read(tmp_path, **changes)
 
 
-def test_a_teacher_and_vision_and_megatron_are_refused(tmp_path: Path) -> None:
+def test_a_teacher_and_vision_are_refused(tmp_path: Path) -> None:
     teacher = {"type": "on_policy_distillation", "teachers": {"wise": str(tmp_path)}}
     for changes, message in (
         ({"algorithm": teacher}, "teachers are for runs with one policy"),
@@ -120,7 +140,6 @@ def test_a_teacher_and_vision_and_megatron_are_refused(tmp_path: Path) -> None:
             {"model": {"path": str(tmp_path), "vision": "frozen"}},
             "model.vision is not supported together with policies",
         ),
-        ({"learner": {"type": "megatron", "max_tokens": 2048}}, "learner.type is not supported together with policies"),
     ):
         with pytest.raises(WhetError, match=message):
             read(tmp_path, **changes)
@@ -158,6 +177,37 @@ def test_the_plan_counts_all_policies(tiny_model: Path) -> None:
     assert here.phases["learn of the rival"] == here.phases["learn"]
     assert (two.refit, two.refit_tensors) == (2 * one.refit, 2 * one.refit_tensors)
     assert not two.warnings
+
+
+def test_the_plan_of_ranks_counts_all_policies(tiny_model: Path) -> None:
+    ranks = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}}
+    one, two = (make_plan(read(tiny_model, policies=policies, **ranks), runtime=1000) for policies in ({}, RIVAL))
+    assert set(two.processes) == {"this process", "each rank of the policy", "each rank of the policy of rival"}
+    for whose in ("", " of rival"):
+        assert two.processes[f"each rank of the policy{whose}"] == one.processes["each rank of the policy"]
+    engines = {"generator": {"type": "remote", "urls": ["http://127.0.0.1:1"]}}
+    own = {"rival": {"plays": ["second"], "generator": {"type": "remote", "urls": ["http://127.0.0.1:2"]}}}
+    assert "each engine of rival" in make_plan(read(tiny_model, policies=own, **engines), runtime=1000).processes
+
+
+def test_each_policy_takes_the_time_of_its_share_of_the_roles(tiny_model: Path, tmp_path: Path) -> None:
+    wide = save_tiny_model(tmp_path / "wide", lambda: tiny_llama(hidden_size=128, intermediate_size=256))
+
+    def time(**changes: Any) -> Duration:
+        plan = make_plan(recipe := read(tiny_model, evaluation={"every": 1, "limit": 2}, **changes), runtime=0)
+        add_work(plan, recipe)
+        assert plan.time is not None, plan.warnings
+        return plan.time
+
+    one, same = time(policies={}), time()
+    assert same.sampling == pytest.approx(one.sampling)
+    assert same.evaluations[""] == pytest.approx(2 * one.evaluations[""])  # each answers the test games in turn
+    other, whole = (
+        time(policies={"rival": {"plays": ["second"], "model": str(wide)}}),
+        time(policies={}, model={"path": str(wide)}),
+    )
+    assert other.sampling == pytest.approx((one.sampling + whole.sampling) / 2)
+    assert same.learning > one.learning  # by a second optimizer step
 
 
 def test_a_run_of_several_policies_is_not_served(

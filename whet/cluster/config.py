@@ -93,7 +93,7 @@ class RayClusterConfig(ClusterConfig):
     gpus_per_rank: float | None = Field(None, ge=0)
     """GPUs reserved for each of these ranks. None: one if the cluster has GPUs, else none."""
     models: Literal["apart", "together"] = "apart"
-    """For algorithms with several models (a policy and a critic): ``apart`` gives each model separate cores and GPUs;
+    """For several models (a policy and a critic, several policies): ``apart`` gives each model separate cores and GPUs;
     with ``together`` rank k of each model shares cores and GPUs, and the models compute one after the other."""
     strategy: Literal["pack", "spread"] = "pack"
     """``pack`` model replicas on few nodes or ``spread`` them over many. The ranks of one replica share a node if one

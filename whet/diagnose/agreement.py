@@ -16,7 +16,7 @@ from whet.core.batch import Batch
 from whet.core.types import Distribution, Group
 from whet.losses.off_policy import MISMATCH, mismatch, mismatch_metrics
 from whet.processes.compute import compute
-from whet.run.build import build_renderer, open_learners
+from whet.run.build import build_renderer, open_cluster, open_learners
 from whet.run.feed import SampledFeed
 from whet.run.machine import decide
 from whet.run.policy import Policy
@@ -55,7 +55,8 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
         renderer = build_renderer(recipe)
         feed = SampledFeed(recipe, renderer, filters=())  # all answers, without reward filters
         closing.closes("the feed", feed.close)
-        learners = await closing.enter_async_context(open_learners(recipe, scratch))
+        cluster = await closing.enter_async_context(open_cluster(recipe))
+        learners = await closing.enter_async_context(open_learners(recipe, scratch, cluster))
         trained = recipe.algorithm.losses
         policy = Policy(renderer, learners, trained, feed.devices, feed.distribution, feed.sampler)
         try:

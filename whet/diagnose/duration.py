@@ -13,11 +13,12 @@ import torch
 from whet.algorithms.base import OnlineAlgorithm
 from whet.core.batch import Batch
 from whet.core.packing import pack
-from whet.diagnose.work import Samples, Work
+from whet.diagnose.work import Measured, Samples, Work
 from whet.learner.model import build_whole
 from whet.models.flops import ModelFlops
 from whet.models.loading import load_model_config
 from whet.models.rates import Multiplies, Shapes, measure
+from whet.run.policies import models_of, share_of
 
 if TYPE_CHECKING:
     from whet.algorithms.base import Role
@@ -45,28 +46,46 @@ def estimate(recipe: "Recipe", work: Work, samples: Samples) -> Duration | None:
     """Estimate the seconds of a recipe whose precisions are decided. None where it computes elsewhere than on this
     machine's processor in one process, because no rates were measured there."""
     plays = isinstance(recipe.algorithm, OnlineAlgorithm)
-    if torch.cuda.is_available() or recipe.parallel.ranks > 1 or (plays and not recipe.generator.in_process):
+    in_process = not plays or all(generator.in_process for generator in recipe.generators)
+    if torch.cuda.is_available() or recipe.parallel.ranks > 1 or not in_process:
         return None
-    models = {name: _Model(recipe, role) for name, role in recipe.algorithm.roles.items()}
-    policy = models[recipe.algorithm.main_role]
-    steps = samples.groups / (recipe.data.groups_per_step or recipe.rollouts.prompts_per_step)
-    learned = sum(model.learn(batch) for model in models.values() for batch in samples.steps) / steps
-    updates = recipe.algorithm.epochs * recipe.algorithm.minibatches
-    learning = learned + updates * sum(model.optimizer_step for model in models.values())
-    sampling = sum(map(policy.sample, samples.steps)) / steps / _SAMPLING if plays else 0.0
+    policies = [_Policy(recipe, samples, share_of(recipe, ""))]
+    policies += [_Policy(of_policy, samples, share_of(recipe, name)) for name, of_policy in models_of(recipe)]
+    main = policies[0].main
+    learning, sampling = sum(each.learning for each in policies), sum(each.sampling for each in policies)
     evaluations = {}
     for name, measured in samples.evaluations.items():
-        passes = map(policy.sample if plays else policy.score, measured.batches)
-        share = _EVALUATING if plays else 1.0
-        evaluations[name] = sum(passes) / share * measured.number / max(1, measured.counted)
+        evaluating = [policies[0]] if name else policies  # in turn, where test episodes have no roles
+        evaluations[name] = sum(each.evaluate(measured) for each in evaluating)
     return Duration(
         learning=learning,
         sampling=sampling,
         evaluations=evaluations,
         total=work.steps * (learning + sampling) + work.evaluations * sum(evaluations.values()),
         threads=torch.get_num_threads(),
-        gflops=policy.rates.of(policy.learns_in),
+        gflops=main.rates.of(main.learns_in),
     )
+
+
+class _Policy:
+    """The seconds that one policy takes for a step, of whose tokens it samples and learns a ``share``."""
+
+    def __init__(self, recipe: "Recipe", samples: Samples, share: float) -> None:
+        algorithm = recipe.algorithm
+        self._plays = isinstance(algorithm, OnlineAlgorithm)
+        models = {name: _Model(recipe, role) for name, role in algorithm.roles.items()}
+        self.main = models[algorithm.main_role]
+        steps = samples.groups / (recipe.data.groups_per_step or recipe.rollouts.prompts_per_step) / share
+        learned = sum(model.learn(batch) for model in models.values() for batch in samples.steps) / steps
+        updates = algorithm.epochs * algorithm.minibatches
+        self.learning = learned + updates * sum(model.optimizer_step for model in models.values())
+        self.sampling = sum(map(self.main.sample, samples.steps)) / steps / _SAMPLING if self._plays else 0.0
+
+    def evaluate(self, measured: Measured) -> float:
+        """Return the seconds of one evaluation."""
+        passes = map(self.main.sample if self._plays else self.main.score, measured.batches)
+        share = _EVALUATING if self._plays else 1.0
+        return sum(passes) / share * measured.number / max(1, measured.counted)
 
 
 class _Model:

@@ -83,19 +83,21 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
     if isinstance(recipe.algorithm, OnlineAlgorithm):
         _add_generator(plan, recipe, runtime, gpu)
     for name, policy_recipe in models_of(recipe):
-        _add_policy(plan, name, make_plan(policy_recipe, 0, gpu=gpu))
+        _add_policy(plan, name, make_plan(policy_recipe, runtime, gpu=gpu))
     plan.warnings += _warnings(plan, recipe, available)
     return plan
 
 
 def _add_policy(plan: Plan, name: str, further: Plan) -> None:
-    """Add the plan of a further policy, which computes in this process: its learners learn after the others, and all
-    engines sample at the same time and stay until the last of them has new weights."""
-    here, its = plan.processes["this process"], further.processes["this process"]
+    """Add the plan of a further policy: its learners learn after the others, and all engines sample at the same time
+    and stay until the last of them has new weights."""
+    here, its = plan.processes["this process"], further.processes.pop("this process")
     del its.always["runtime"]
     for phase in ("generate", "publish"):
-        here.phases[phase] = here.phases[phase] | {f"{k} of {name}": size for k, size in its.phases.pop(phase).items()}
+        if kinds := its.phases.pop(phase, None):
+            here.phases[phase] = here.phases.get(phase, {}) | {f"{k} of {name}": size for k, size in kinds.items()}
     here.merge(its, of=name)
+    plan.processes |= {f"{process} of {name}": memory for process, memory in further.processes.items()}
     plan.models |= {f"{name}'s {role}": size for role, size in further.models.items()}
     plan.quantized += [f"{name}: {text}" for text in further.quantized]
     plan.warnings += [f"policies.{name}: {text}" for text in further.warnings if text not in plan.warnings]

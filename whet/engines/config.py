@@ -103,6 +103,11 @@ class GeneratorConfig(Config, ABC):
         return ()
 
     @property
+    def servers(self) -> tuple[str, ...]:
+        """The addresses of running servers whose weights it replaces."""
+        return ()
+
+    @property
     def refuses_images(self) -> str | None:
         """The setting because of which it can't sample from prompts with images, or None."""
         return f"generator = {type(self).__name__}"

@@ -178,17 +178,26 @@ def check_reward_model(recipe: "Recipe") -> None:
 
 
 @asynccontextmanager
-async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
-    """Start the recipe's cluster and on it a learner for each role of the algorithm, trained or frozen. All are closed
-    at the end, and if one can't be built."""
+async def open_cluster(recipe: "Recipe") -> "AsyncIterator[Cluster]":
+    """Start the cluster of the learners of all policies; it is closed at the end."""
     from whet.processes.machine import split_cores
 
+    cores, _ = split_cores(recipe.devices.learner_cores, recipe.devices.generator_cores)
+    async with Closing() as closing:
+        cluster = recipe.cluster.build(cores, len(recipe.algorithm.roles) * (1 + len(recipe.policies)))
+        closing.closes("the cluster", cluster.close)
+        yield cluster
+
+
+@asynccontextmanager
+async def open_learners(
+    recipe: "Recipe", folder: Path, cluster: "Cluster"
+) -> "AsyncIterator[dict[str, WorkerLearner]]":
+    """Start a learner for each role of the algorithm, trained or frozen, on the cluster. All are closed at the end,
+    and if one can't be built."""
     recipe.algorithm.check_models(recipe.model)
     await recipe.algorithm.check_servers(recipe.model, recipe.longest)
     async with Closing() as closing:
-        cores, _ = split_cores(recipe.devices.learner_cores, recipe.devices.generator_cores)
-        cluster = recipe.cluster.build(cores, len(recipe.algorithm.roles))
-        closing.closes("the cluster", cluster.close)
         learners: dict[str, WorkerLearner] = {}
         for role in recipe.algorithm.roles:
             learners[role] = await build_learner(recipe, folder, cluster, role)

@@ -78,6 +78,14 @@ def cast_of(recipe: "Recipe", main: "Player", further: "Mapping[str, Player]") -
     return cast | {role: further[name] for name, policy in recipe.policies.items() for role in policy.plays}
 
 
+def share_of(recipe: "Recipe", name: str) -> float:
+    """Return the share of the roles that a policy plays, as an estimate of its share of the tokens."""
+    if not recipe.policies:
+        return 1.0
+    roles = recipe.taskset.role_names
+    return sum(map(plays(recipe, name), roles)) / len(roles)
+
+
 def in_words(recipe: "Recipe") -> str:
     """Return who plays which roles, for people."""
     main = [role for role in recipe.taskset.role_names if plays(recipe, "")(role)]
@@ -116,7 +124,23 @@ def problems_of_policies(recipe: "Recipe") -> Iterator[str]:
         )
     if both := sorted(recipe.policies.keys() & recipe.evaluation.sets.keys()):
         yield f"evaluation.sets.{both[0]} has the name of a policy, whose evaluation is reported under it; rename one"
+    yield from _shared(recipe)
     yield from _unsupported(recipe)
+
+
+def _shared(recipe: "Recipe") -> Iterator[str]:
+    """Yield each server and each GPU that the engines of two policies would share: a server has the weights of one, and
+    an engine takes the memory that is free."""
+    taken = dict.fromkeys([*recipe.generator.servers, *recipe.generator.gpus], "the main policy")
+    for name, further in recipe.policies.items():
+        engine = further.generator or recipe.generator
+        for kind, setting, places in (("server", "urls", engine.servers), ("GPU", "devices", engine.gpus)):
+            if place := next((place for place in places if place in taken), None):
+                yield (
+                    f"policies.{name}.generator: the engine of {taken[place]} has the {kind} {place}; give this policy "
+                    f"its own generator with other {setting}"
+                )
+            taken |= dict.fromkeys(places, f"the policy {name}")
 
 
 def _unsupported(recipe: "Recipe") -> Iterator[str]:
@@ -135,12 +159,8 @@ def _unsupported(recipe: "Recipe") -> Iterator[str]:
     if recipe.rewards != Score():
         yield "rewards: composed rewards read one reward of an episode, and roles have one each; leave one of them out"
     models = [recipe.model, *(further.model for further in recipe.policies.values() if further.model is not None)]
-    generators = [recipe.generator, *(f.generator for f in recipe.policies.values() if f.generator is not None)]
     for setting, is_set, instead in (
         ("model.vision", any(model.vision is not None for model in models), "leave it out"),
-        ("generator", not all(generator.in_process for generator in generators), "set generator=torch"),
-        ("cluster", recipe.cluster.has_processes, "set cluster=local with one rank"),
-        ("learner.type", recipe.learner.type != "torch", "set learner.type=torch"),
         ("rollouts.partial", recipe.rollouts.partial, "leave it out"),
         ("rollouts.replay", recipe.rollouts.replay is not None, "leave it out"),
     ):

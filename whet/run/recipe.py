@@ -191,7 +191,13 @@ class Recipe(Config):
         """Return whether learner and generator are in one process and never compute at the same time."""
         if not isinstance(self.algorithm, OnlineAlgorithm) or self.rollouts.replay is not None or self._stale:
             return False
-        return self.generator.in_process and not self.cluster.has_processes
+        return all(each.in_process for each in self.generators) and not self.cluster.has_processes
+
+    @property
+    def generators(self) -> tuple[GeneratorConfig, ...]:
+        """The engines of all policies, the main one's first."""
+        further = (policy.generator or self.generator for policy in self.policies.values())
+        return self.generator, *further
 
     @property
     def _corrects(self) -> str | None:

@@ -182,13 +182,14 @@ async def _open_policies(
     recipe: Recipe, folder: Path, renderer: Renderer, feed: Feed, devices: Devices, closing: Closing
 ) -> list[Policy]:
     """Open the learners of each policy, the main one first. ``closing`` closes them."""
-    from whet.run.build import build_renderer, open_learners
+    from whet.run.build import build_renderer, open_cluster, open_learners
 
     samplers = {"": feed.sampler, **feed.further}
+    cluster = await closing.enter_async_context(open_cluster(recipe))
     policies = []
     for name, policy_recipe in (("", recipe), *models_of(recipe)):
         place = folder / FURTHER / name if name else folder
-        learners = await closing.enter_async_context(open_learners(policy_recipe, place))
+        learners = await closing.enter_async_context(open_learners(policy_recipe, place, cluster))
         its = build_renderer(policy_recipe) if name else renderer
         policies.append(
             Policy(

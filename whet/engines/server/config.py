@@ -41,6 +41,10 @@ class RemoteConfig(GeneratorConfig):
     """The dtype of the files, and of the servers' computations. ``auto``: as ``learner.precision`` chooses."""
 
     @property
+    def servers(self) -> tuple[str, ...]:
+        return tuple(self.urls)
+
+    @property
     def refuses_images(self) -> str | None:
         return None if self.protocol == "vllm" else f"generator.protocol = {self.protocol}"
 
