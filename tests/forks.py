@@ -15,13 +15,13 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, ClassVar, Self
 
 from tests.limits import limit
 from whet.processes import child
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.parallel.cases", "whet.run.run"])
+PROCESSES.set_forkserver_preload(["tests.preloaded"])
 
 
 class _Process:
@@ -139,8 +139,12 @@ def finished(fork: Fork, seconds: float = 480.0) -> "subprocess.CompletedProcess
 class ForkedChild(_Process):
     """The process of a ``whet.processes.child.Child`` as a fork. ``subprocess.Popen`` has the same arguments."""
 
+    codes: ClassVar[dict[int, str]] = {}
+    """By process ID, the code of each that was started."""
+
     def __init__(self, command: list[str], *, pass_fds: list[int], env: dict[str, str], **_: object) -> None:
         super().__init__(_serve, command[-1], _Inherited(pass_fds[0]), env)
+        self.codes[self.pid] = command[-1]
         with contextlib.suppress(ProcessLookupError):  # ``Child.kill`` kills its process group
             while self.poll() is None and os.getpgid(self.pid) != self.pid:
                 time.sleep(0.001)

@@ -94,6 +94,7 @@ def test_a_worker_that_no_other_process_can_import_is_refused() -> None:
         ProcessCluster().launch(Hidden, CounterConfig(), Placement())
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_group_closed_while_it_is_built_ends_its_processes() -> None:
     from tests.cluster.workers import Choir
 
@@ -129,6 +130,7 @@ class Listener:
         self.ranks.destroy()
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_ranks_of_a_machine_meet_in_a_file_that_only_this_user_can_open() -> None:
     async def run() -> list[tuple[float, str]]:
         group = ProcessCluster().launch(Listener, CounterConfig(), Placement(ranks=2))

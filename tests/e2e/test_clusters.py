@@ -20,6 +20,7 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
     return [without_time(row) for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"]
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize("cluster", ["processes", pytest.param("ray", marks=[_RAY, pytest.mark.slow])])
 def test_a_run_on_another_cluster_gives_the_same_numbers(cluster: str, tiny_model: Path, tmp_path: Path) -> None:
     here = start(toy_recipe(tiny_model, steps=3), tmp_path / "here")

@@ -103,6 +103,7 @@ def test_in_step_on_one_cpu_the_generator_holds_no_weights_while_the_learner_com
     assert released == [True] * 3
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize(
     "changes",
     [{}, pytest.param({"cluster": {"type": "processes"}}, marks=pytest.mark.slow)],
@@ -138,6 +139,7 @@ _TWO = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores ar
 _RAY = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
 
 
+@pytest.mark.usefixtures("forked_children")
 @_TWO
 @pytest.mark.parametrize("cluster", ["processes", pytest.param("ray", marks=[_RAY, pytest.mark.slow])])
 def test_each_side_of_a_split_is_bound_to_its_own_cores(

@@ -60,6 +60,7 @@ def test_the_recipe_runs_two_steps_and_the_rule_watches(tiny_model: Path, tmp_pa
     assert all({"scores/grade", "scores/tone", "scores/distinct", "accuracy"} <= line.keys() for line in trained)
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_run_whose_judge_never_chooses_trains_on_nothing(tiny_model: Path, tmp_path: Path) -> None:
     data = judged(tiny_model, choices={"Negative": 1.0, "Positive": 0.0})
     data["judge"] |= {"retries": 0}

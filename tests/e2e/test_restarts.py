@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.forks import ForkedChild
 from tests.toy import toy_recipe
 from whet.base.errors import WorkerError
 from whet.metrics.sinks import Kind, Sink, SinkConfig, Value
@@ -48,7 +49,8 @@ def hosts(*names: str) -> list[int]:
     found = list[int]()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended meanwhile
-            if any(name in "".join(process.cmdline()) for name in names or ("cluster.host", "RayHost")):
+            command = ForkedChild.codes.get(process.pid) or "".join(process.cmdline())
+            if any(name in command for name in names or ("cluster.host", "RayHost")):
                 found.append(process.pid)
     return sorted(found)
 
@@ -104,6 +106,7 @@ def test_a_rank_that_hangs_is_replaced_and_ranks_meet_again(tiny_model: Path, tm
     assert restarts(run) == [1.0]
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_more_restarts_than_allowed_end_a_run(tiny_model: Path, tmp_path: Path) -> None:
     killer = {"type": "tests.e2e.test_restarts:Killer", "at": (1, 2)}
     settings = SETTINGS | {"sinks": ["jsonl", killer], "cluster": {"type": "processes", "restarts": 1}}

@@ -56,12 +56,14 @@ def test_a_policy_learns_from_a_reward_model_and_is_measured_by_the_grader(
     assert '"accuracy"' in scored.stdout
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_run_stops_with_an_error_if_its_reward_model_can_not_be_loaded(tiny_model: Path, tmp_path: Path) -> None:
     data = {"type": "reward_model", "taskset": {"type": "tests.toy:Lowercase"}, "model": str(tiny_model)}
     with pytest.raises(WhetError, match="is not a reward model"):
         run.start(toy_recipe(tiny_model, steps=2, data=data), tmp_path / "run")
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize("name", ["rlhf-quickstart", pytest.param("rlhf-gsm8k", marks=pytest.mark.slow)])
 def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, judge: Path, tmp_path: Path) -> None:
     changes = [f"model.path={tiny_model}", f"data.model={judge}", "steps=2", "sinks=[jsonl]", "evaluation.limit=2"]

@@ -16,6 +16,8 @@ from whet.processes.pool import WorkerLimits
 from whet.tasks.instructions.checks import check_instruction, follow_in_worker, registry
 from whet.tasks.instructions.task_set import CAPITALS, CheckedTurn, Instructed, InstructionFollowing
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 LIMITS = WorkerLimits(workers=1, cpu_s=2)
 COMMAS = {"prompt": "No commas, and say apple.", "instruction_id_list": ["punctuation:no_comma", "keywords:existence"]}
 ROW = {**COMMAS, "kwargs": [{}, {"keywords": ["apple"], "relation": None}]}

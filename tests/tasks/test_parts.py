@@ -30,6 +30,8 @@ from whet.tasks.tools.corpus_search import CorpusSearch
 from whet.tasks.tools.hallucination import ToolHallucination
 from whet.tasks.validate import validate
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 FAMILIES: list[TaskSet] = [
     Arithmetic(train_size=10, test_size=2),
     MultipleChoice(train_size=10, test_size=2),

@@ -12,6 +12,8 @@ from whet.base.errors import ConfigError, DataError
 from whet.processes.pool import WorkerLimits
 from whet.tasks.adapters.reasoning_gym import SCREENS, TRUSTED, ReasoningGym, check_generator, extract
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 def make(dataset="chain_sum", **settings):
     return ReasoningGym(dataset=dataset, **{"train_size": 12, "test_size": 4, "answer": "whole", **settings})

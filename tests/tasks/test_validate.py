@@ -16,6 +16,8 @@ from whet.tasks.math.arithmetic import Arithmetic
 from whet.tasks.math.notation import last_boxed
 from whet.tasks.validate import GOLD, OTHERS, require, validate, wrong
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 class Echo(Lowercase):
     """Right is the task's own uid."""

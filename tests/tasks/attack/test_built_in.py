@@ -17,6 +17,8 @@ from whet.tasks.structured.task_set import StructuredOutput
 from whet.tasks.tools.hallucination import ToolHallucination
 from whet.tasks.tools.office import OfficeTasks
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 PLAN = Plan(samples=4, budget=1050, seconds=600.0, deadline=120.0)
 OTHERS = [
     Code(train_size=20, test_size=5),

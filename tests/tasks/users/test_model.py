@@ -141,6 +141,7 @@ def test_a_thought_is_not_said_and_a_long_message_is_cut() -> None:
     assert [message["content"] for message in episode.messages if message["role"] == "user"] == ["x" * 7]
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_model_that_the_run_hosts_plays_the_user(tiny_model: Path) -> None:
     server = {"model": str(tiny_model), "max_tokens": 8, "temperature": 1.0}
     tasks = BookingDesk(train_size=2, test_size=1, user={"type": "model", "server": server, "max_turns": 3})
