@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -57,23 +58,28 @@ def files() -> list[Path]:
     return sorted({*paths} - {Path(__file__)})  # this file quotes the phrases
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of everything in a file that people read: comments and texts, or the lines of a page."""
-    source = path.read_text("utf-8")
-    if path.suffix == ".md":
-        yield from enumerate(source.splitlines(), 1)
-        return
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for node in ast.walk(ast.parse(source)):
+def folder_of(path: Path) -> str:
+    return path.parent.relative_to(ROOT).as_posix()
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of every comment. Tokens cost more than all else here: most files have no such words."""
+    if ANY_PHRASE.search(source):
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+
+
+def texts(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of every line of every text."""
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             for number, line in enumerate(node.value.splitlines()):
                 yield min(node.lineno + number, node.end_lineno or node.lineno), line
 
 
-def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def docstrings(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         body = getattr(node, "body", [])
         for statement in body if isinstance(body, list) else []:
             value = statement.value if isinstance(statement, ast.Expr) else None
@@ -81,9 +87,9 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield statement.lineno, value.value.strip()
 
 
-def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def names(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield (line, name) of every variable, argument and function that a file defines."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
         elif isinstance(node, ast.arg):
@@ -92,24 +98,33 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.name
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_file_is_written_in_plain_english(path: Path) -> None:
-    where = path.relative_to(ROOT)
-    problems = [
+def problems(path: Path) -> list[str]:
+    """Return what is to be written in other words, with the line of each."""
+    where, source = path.relative_to(ROOT), path.read_text("utf-8")
+    nodes = list(ast.walk(ast.parse(source))) if path.suffix == ".py" else []
+    prose = [*comments(source), *texts(nodes)] if nodes else enumerate(source.splitlines(), 1)
+    found = [
         f"{where}:{number}: {match.group()!r}; better: {instead}"
-        for number, text in prose(path)
+        for number, text in prose
         if ANY_PHRASE.search(text)
         for pattern, instead in PHRASES
         if (match := re.search(pattern, text, re.IGNORECASE))
     ]
-    if path.suffix == ".py":
-        tree = ast.parse(path.read_text("utf-8"))
-        problems += [
-            f"{where}:{number}: a docstring begins with {match.group()!r}; better: {instead}"
-            for number, text in docstrings(tree)
-            for pattern, instead in OPENINGS
-            if (match := re.match(pattern, text))
-        ]
-        if where.parts[0] != "tests":
-            problems += [f"{where}:{n}: the name {name!r}: use a noun" for n, name in names(tree) if name in NAMES]
-    assert not problems, "\n".join(problems)
+    found += [
+        f"{where}:{number}: a docstring begins with {match.group()!r}; better: {instead}"
+        for number, text in docstrings(nodes)
+        for pattern, instead in OPENINGS
+        if (match := re.match(pattern, text))
+    ]
+    if where.parts[0] != "tests":
+        found += [f"{where}:{n}: the name {name!r}: use a noun" for n, name in names(nodes) if name in NAMES]
+    return found
+
+
+FOLDERS = [(folder, list(paths)) for folder, paths in groupby(sorted(files(), key=folder_of), folder_of)]
+
+
+@pytest.mark.parametrize("paths", [paths for _, paths in FOLDERS], ids=[folder for folder, _ in FOLDERS])
+def test_the_files_of_a_folder_are_written_in_plain_english(paths: list[Path]) -> None:
+    found = [problem for path in paths for problem in problems(path)]
+    assert not found, "\n".join(found)

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,8 @@ def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path, *, at_run_time: bool = True) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path, *, at_run_time: bool = True) -> tuple[tuple[int, str], ...]:
     """(line, dotted name) of every import, inside functions too, but not those for type checkers only."""
 
     def walk(node: ast.AST) -> Iterator[tuple[int, str]]:
@@ -71,18 +73,17 @@ def imports(path: Path, *, at_run_time: bool = True) -> Iterator[tuple[int, str]
             else:
                 yield from walk(child)
 
-    yield from walk(ast.parse(path.read_text(encoding="utf-8")))
+    return tuple(walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_down_only(path: Path) -> None:
-    own = FLOOR[room(path)]
+def test_imports_point_down_only() -> None:
     upward = [
-        f"line {line}: {name}"
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path in modules()
         for line, name in imports(path)
-        if name.startswith("whet.") and FLOOR.get(name.split(".")[1], 0) > own
+        if name.startswith("whet.") and FLOOR.get(name.split(".")[1], 0) > FLOOR[room(path)]
     ]
-    assert not upward
+    assert not upward, "\n".join(upward)
 
 
 def dotted_paths(path: Path) -> Iterator[tuple[int, str]]:
@@ -92,16 +93,16 @@ def dotted_paths(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_dotted_paths_in_texts_point_down_only(path: Path) -> None:
+def test_dotted_paths_in_texts_point_down_only() -> None:
     """Registries and worker processes import by name from below. Classes of higher floors are found by entry points."""
-    floor, exceptions = FLOOR[room(path)], UPWARD_PATHS.get(path.relative_to(PACKAGE).as_posix(), "")
     upward = [
-        f"line {line}: {name}"
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path in modules()
         for line, name in dotted_paths(path)
-        if FLOOR.get(name.split(":")[0].split(".")[1], 0) > floor and not re.fullmatch(exceptions, name)
+        if FLOOR.get(name.split(":")[0].split(".")[1], 0) > FLOOR[room(path)]
+        and not re.fullmatch(UPWARD_PATHS.get(path.relative_to(PACKAGE).as_posix(), ""), name)
     ]
-    assert not upward
+    assert not upward, "\n".join(upward)
 
 
 @pytest.mark.parametrize("package", ONLY_IN)
