@@ -30,6 +30,8 @@ from whet.models.sequence_classifier import classifier_class
 from whet.run import run
 
 COLORS = ("red", "blue", "green", "black")
+# Of the other families, which export in the same ways, the learner's scores are a fast test.
+DIFFERENT: tuple[Family, ...] = ("idefics3", "qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5")
 WITH_PROCESSOR: tuple[Family, ...] = ("idefics3", "gemma3")
 """Families whose whole processor transformers loads without torchvision."""
 
@@ -63,7 +65,9 @@ def scores_of_learner(model: Path, run: Path) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in DIFFERENT)) for name in ALL]
+)
 def test_an_exported_reward_model_of_images_scores_as_the_learner(tmp_path: Path, family: Family) -> None:
     save_tiny_vision(tmp_path / "model", family)
     folder = learned(tmp_path / "model", tmp_path)

@@ -53,9 +53,8 @@ def recipe_of(algorithm: str, tiny_model: Path, folder: Path, **changes: Any) ->
     return rows_recipe(tiny_model, kind, path, {"type": algorithm}, **lora, **changes)
 
 
-@pytest.mark.parametrize(
-    "algorithm", [pytest.param("sft", marks=pytest.mark.slow), pytest.param("dpo", marks=pytest.mark.slow), "grpo"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "grpo"])
 def test_a_killed_run_on_a_quantized_model_resumes_to_the_same_bits(
     tiny_model: Path, tmp_path: Path, algorithm: str
 ) -> None:

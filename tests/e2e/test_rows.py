@@ -287,7 +287,7 @@ ROWS: dict[str, Any] = {
 @pytest.mark.parametrize(
     "algorithm",
     [
-        {"type": "sft"},
+        pytest.param({"type": "sft"}, marks=pytest.mark.slow),
         pytest.param({"type": "dpo"}, marks=pytest.mark.slow),
         pytest.param({"type": "dpo", "reference": "cached"}, marks=pytest.mark.slow),
         {"type": "kto", "reference": "cached"},

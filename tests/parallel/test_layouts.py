@@ -29,14 +29,14 @@ QUICK = {
     "fsdp": ("llama", FSDP, {}),
     "fsdp, lora": ("qwen", FSDP, {"lora": True}),
     "tensor": ("qwen", TENSOR, {"distribution": TOP_P}),
-    "tensor, entropy": ("llama", TENSOR, {"loss": "entropy"}),
     "tensor, lora": ("qwen", TENSOR, {"lora": True}),
     "context": ("qwen", CONTEXT, {}),
-    "context, lora": ("llama", CONTEXT, {"lora": True}),
 }
 """Two ranks: model, layout, and other fields of a ``Case``."""
 
 THOROUGH_2 = {
+    "tensor, entropy": ("llama", TENSOR, {"loss": "entropy"}),
+    "context, lora": ("llama", CONTEXT, {"lora": True}),
     "fsdp, qwen": ("qwen", FSDP, {"distribution": TOP_P}),
     "fsdp, value": ("qwen", FSDP, {"loss": "value"}),
     "fsdp, offload": ("llama", FSDP | {"cpu_offload": True}, {}),
@@ -76,11 +76,11 @@ COMPILED = {
 }
 IMAGES = {
     "fsdp": ("qwen3_vl", FSDP, {"vision": "trained"}),
-    "an idle rank": ("qwen3_vl", FSDP, {"vision": "trained", "max_tokens": ENOUGH, "groups": 1}),
-    "tensor": ("qwen3_vl", TENSOR, {"vision": "trained"}),
 }
 """One prompt of three has an image, so that some micro-batches have none."""
 MORE_IMAGES = {
+    "tensor": ("qwen3_vl", TENSOR, {"vision": "trained"}),
+    "an idle rank": ("qwen3_vl", FSDP, {"vision": "trained", "max_tokens": ENOUGH, "groups": 1}),
     "fsdp, frozen, recomputed": ("idefics3", FSDP, {"vision": "frozen", "learner": RECOMPUTED}),
     "fsdp, lora": ("qwen3_vl", FSDP, {"vision": "frozen", "lora": True}),
     "replicas": ("idefics3", {"replicas": 2}, {"vision": "trained"}),

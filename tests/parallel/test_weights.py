@@ -171,7 +171,7 @@ def contents(rendezvous: str, rank: int, case: Case) -> dict[Content, dict[str, 
     [
         {"fsdp": 2},
         pytest.param({"pipeline": 2}, marks=pytest.mark.slow),
-        {"tensor": 2},
+        pytest.param({"tensor": 2}, marks=pytest.mark.slow),
         pytest.param({"replicas": 2, "fsdp": 2}, marks=pytest.mark.slow),
         pytest.param({"fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
     ],

@@ -399,7 +399,7 @@ class Pairs(Lowercase):
         return Pair()
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_the_ledger_and_the_records_of_a_resumed_run_are_exact(
     tiny_model: Path, tmp_path: Path, staleness: int
 ) -> None:

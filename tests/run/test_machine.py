@@ -158,6 +158,7 @@ def whet(*words: str | Path, **environment: str) -> str:
     return ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
 def test_a_run_without_bfloat16_instructions_begins_in_float32_and_keeps_it_elsewhere(folder, tmp_path):
     settings = toy_settings(folder, steps=1, sinks=["console", "jsonl"], generator={"dtype": "auto"})
     recipe = write_settings(tmp_path / "toy.yaml", settings)
@@ -174,6 +175,7 @@ def test_a_run_without_bfloat16_instructions_begins_in_float32_and_keeps_it_else
     assert machine.read(tmp_path / "run").learner == "float32"
 
 
+@pytest.mark.slow
 def test_bfloat16_without_instructions_for_it_is_warned_about(folder, tmp_path):
     settings = toy_settings(folder, learner={"precision": "bfloat16"}, generator={"dtype": "bfloat16"})
     said = whet("plan", write_settings(tmp_path / "toy.yaml", settings), **OLDER)

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.forks import finished, program_fork
 from tests.toy import toy_recipe, write_recipe
 from whet import __version__
@@ -88,6 +90,7 @@ def test_every_phase_of_a_run_has_a_line_in_a_log(tiny_model: Path, tmp_path: Pa
     assert re.search(r"step 2 of 2 took \d", log)
 
 
+@pytest.mark.slow
 def test_a_terminal_is_not_blank_while_things_are_imported(tiny_model: Path, tmp_path: Path) -> None:
     write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=1))
     master, slave = pty.openpty()

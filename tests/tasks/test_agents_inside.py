@@ -78,22 +78,6 @@ class SameAsOnTheMachine:
         assert [span.tokens for span in inside.spans] == [span.tokens for span in outside.spans]
         assert [span.trained for span in inside.spans] == [False, True] * 3
 
-    def test_without_a_repair_it_earns_nothing(self, kind: RuntimeKind) -> None:
-        episode = episode_of("turn(); print('all tests pass')", "true", kind=kind)
-        assert (episode.status, episode.reward, episode.scores["pass_to_pass"]) == (Status.COMPLETED, 0.0, 1.0)
-
-    def test_a_command_that_fails_is_named_and_no_reward(self, kind: RuntimeKind) -> None:
-        episode = episode_of("turn(); sys.exit('broken')", gold(tasks_in(kind)), kind=kind)
-        assert episode.status == Status.FAILED
-        assert "python3 exited with status 1 for repositories/train/0; its output ends: broken" in str(episode.error)
-
-    def test_a_command_that_hangs_is_ended_at_its_deadline(self, kind: RuntimeKind) -> None:
-        code = "turn(); subprocess.Popen(['setsid', 'sleep', '31539']); import time; time.sleep(1000)"
-        episode = episode_of(code, gold(tasks_in(kind)), kind=kind, deadline=10.0)
-        assert episode.status == Status.FAILED
-        assert "python3 took more than data.deadline = 10 s" in str(episode.error)
-        assert eventually(lambda: subprocess.run(["pgrep", "-f", "^sleep 31539"], check=False).returncode == 1)
-
     def test_the_token_of_another_episode_and_other_places_are_not_reached(self, kind: RuntimeKind) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             code = f"""
@@ -117,13 +101,33 @@ assert not os.listdir("/tests") and "WHET_TEST_SECRET" not in os.environ
         assert (episode.status, episode.reward) == (Status.COMPLETED, 1.0), episode.error
 
 
-class TestLocal(SameAsOnTheMachine):
+class EndsAsOnTheMachine:
+    """The same of agents that fail."""
+
+    def test_without_a_repair_it_earns_nothing(self, kind: RuntimeKind) -> None:
+        episode = episode_of("turn(); print('all tests pass')", "true", kind=kind)
+        assert (episode.status, episode.reward, episode.scores["pass_to_pass"]) == (Status.COMPLETED, 0.0, 1.0)
+
+    def test_a_command_that_fails_is_named_and_no_reward(self, kind: RuntimeKind) -> None:
+        episode = episode_of("turn(); sys.exit('broken')", gold(tasks_in(kind)), kind=kind)
+        assert episode.status == Status.FAILED
+        assert "python3 exited with status 1 for repositories/train/0; its output ends: broken" in str(episode.error)
+
+    def test_a_command_that_hangs_is_ended_at_its_deadline(self, kind: RuntimeKind) -> None:
+        code = "turn(); subprocess.Popen(['setsid', 'sleep', '31539']); import time; time.sleep(1000)"
+        episode = episode_of(code, gold(tasks_in(kind)), kind=kind, deadline=10.0)
+        assert episode.status == Status.FAILED
+        assert "python3 took more than data.deadline = 10 s" in str(episode.error)
+        assert eventually(lambda: subprocess.run(["pgrep", "-f", "^sleep 31539"], check=False).returncode == 1)
+
+
+class TestLocal(SameAsOnTheMachine, EndsAsOnTheMachine):
     @pytest.fixture
     def kind(self) -> RuntimeKind:
         return Local(limits=LIMITS)
 
 
-class TestContainer(SameAsOnTheMachine):
+class InContainer:
     """Over the stub of an engine, which runs the commands in namespaces."""
 
     @pytest.fixture
@@ -133,7 +137,15 @@ class TestContainer(SameAsOnTheMachine):
         return Container(image="programs", command=str(stub), limits=LIMITS)
 
 
-class TestRemote(SameAsOnTheMachine):
+class TestContainer(InContainer, SameAsOnTheMachine): ...
+
+
+@pytest.mark.slow
+class TestContainerOfFailures(InContainer, EndsAsOnTheMachine):
+    """Slow, because tests/shells/test_container.py has the failures and deadlines of single commands."""
+
+
+class TestRemote(SameAsOnTheMachine, EndsAsOnTheMachine):
     """Over TLS, on this machine."""
 
     @pytest.fixture
