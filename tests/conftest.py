@@ -70,11 +70,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Child processes of whet are forks of one that has imported torch and transformers already."""
-    from tests.forks import ForkedChild
+    """Child processes of whet, except in sandboxes, are forks of one that has imported torch and transformers."""
+    from tests.forks import start_child
     from whet.processes import child
 
-    monkeypatch.setattr(child, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": ForkedChild}))
+    monkeypatch.setattr(child, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start_child}))
 
 
 @pytest.fixture(scope="module")

@@ -143,11 +143,18 @@ class ForkedChild(_Process):
     """By process ID, the code of each that was started."""
 
     def __init__(self, command: list[str], *, pass_fds: list[int], env: dict[str, str], **_: object) -> None:
-        super().__init__(_serve, command[-1], _Inherited(pass_fds[0]), env)
+        super().__init__(_serve, command[-1], _Inherited(pass_fds[0]), env, Path.cwd())
         self.codes[self.pid] = command[-1]
         with contextlib.suppress(ProcessLookupError):  # ``Child.kill`` kills its process group
             while self.poll() is None and os.getpgid(self.pid) != self.pid:
                 time.sleep(0.001)
+
+
+def start_child(command: list[str], **settings: Any) -> "ForkedChild | subprocess.Popen[bytes]":
+    """Start a fork; but a real process where another program or interpreter starts the child, as a sandbox does."""
+    if command[:-1] == [sys.executable, "-c"]:
+        return ForkedChild(command, **settings)
+    return subprocess.Popen(command, **settings)
 
 
 class _Inherited:
@@ -164,11 +171,12 @@ def _inherit(number: int, received: Any) -> int:
     return os.dup2(received.detach(), number)
 
 
-def _serve(code: str, _: int, environment: dict[str, str]) -> None:
+def _serve(code: str, _: int, environment: dict[str, str], folder: Path) -> None:
     child.kill_on_parent_exit = lambda owner: None  # it ends with its socket: the server of the forks is its parent
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
+    os.chdir(folder)
     exec(code, {})
 
 
