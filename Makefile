@@ -34,7 +34,7 @@ install-adapters:
 	$(BIN)/python -m pip install -qq "verifiers==0.3.1" "openenv==0.10.0"
 
 test: install
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not hours and not vllm"
 
 # A part of the fast tests as on an older processor.
 test-avx2: install

@@ -1,10 +1,7 @@
 """A notebook's cell that trains: an interrupt ends it after the step, with the run saved and a line that says how to
 go on. A cell is code that runs inside an event loop, in the main thread."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +13,8 @@ from tests.toy import toy_recipe, write_recipe
 
 CELL = """
 import asyncio, sys, whet
+
+sys.stdout.reconfigure(line_buffering=True)
 
 async def cell():
     whet.start(sys.argv[1], folder=sys.argv[2])
@@ -38,14 +37,7 @@ def test_an_interrupted_cell_ends_within_a_step_and_reports_the_command_to_resum
 ) -> None:
     folder = tmp_path / "run"
     file = write_recipe(tmp_path / "recipe.yaml", recipe(tiny_model, folder if begun else None, steps=1000))
-    with subprocess.Popen(
-        [sys.executable, "-u", "-c", CELL, str(file), str(folder)],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    with program_fork(CELL, str(file), str(folder), merged=True) as process:
         try:
             until = time.monotonic() + 120
             while not (held(folder) if begun else folder).exists() and time.monotonic() < until:
