@@ -41,6 +41,7 @@ from whet.engines.base import Completion, SamplingParams
 from whet.engines.router import Router
 from whet.fetch.model import fetch_model
 from whet.metrics import Metrics
+from whet.processes.machine import collecting_seldom
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.ledger import FILE, Entry, Ledger, read_ledger
@@ -119,7 +120,8 @@ async def measure(renderer: Renderer, episodes: int, replicas: int, turns: int, 
     gc.collect()
     started, computing = time.perf_counter(), time.process_time()
     try:
-        groups = await asyncio.gather(*(player.play(task, task.uid, GROUP) for task in tasks))
+        with collecting_seldom():  # as runs do
+            groups = await asyncio.gather(*(player.play(task, task.uid, GROUP) for task in tasks))
     finally:
         clock.cancel()
         await environments.close()

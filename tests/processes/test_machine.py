@@ -1,8 +1,10 @@
-"""The machine as a process sees it: cores, GPUs, environment variables and malloc."""
+"""The machine as a process sees it: cores, GPUs, environment variables, malloc and the garbage collector."""
 
+import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,8 @@ import psutil
 import pytest
 
 from whet.processes import machine
-from whet.processes.machine import environment, free_memory_fraction, start_time
+from whet.processes.compute import computing
+from whet.processes.machine import collecting_seldom, environment, free_memory_fraction, start_time
 
 
 @pytest.mark.parametrize(
@@ -143,3 +146,23 @@ def test_a_process_that_has_ended_has_no_start_time() -> None:
     assert start_time(process.pid) == "", "it is a zombie"
     process.wait()
     assert start_time(process.pid) == ""
+
+
+@pytest.fixture
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("thresholds")
+@pytest.mark.parametrize(("before", "inside"), [(700, 50_000), (100_000, 100_000), (0, 0)])
+def test_the_garbage_collector_runs_seldom_while_a_run_computes(before: int, inside: int) -> None:
+    gc.set_threshold(before, 7, 8)
+    with suppress(ZeroDivisionError), computing():
+        assert gc.get_threshold() == (inside, 7, 8)
+        with collecting_seldom():
+            assert gc.get_threshold() == (inside, 7, 8)
+        assert gc.get_threshold() == (inside, 7, 8)
+        raise ZeroDivisionError
+    assert gc.get_threshold() == (before, 7, 8), "an error restores it, too"

@@ -21,7 +21,7 @@ from typing import TypeVar, TypeVarTuple
 from whet.base.errors import DeadlineError, WhetError
 from whet.processes.interrupts import interruptible
 from whet.processes.loop_thread import format_error
-from whet.processes.machine import keep_freed_memory
+from whet.processes.machine import collecting_seldom, keep_freed_memory
 from whet.processes.sentinel import endings_are_errors, watched
 from whet.processes.threads import JobThread, named
 
@@ -70,7 +70,8 @@ def run_computing(main: Coroutine[object, object, T], after: str = "") -> T:
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Provide a compute thread inside the block. Torch operations on the calling thread run single-threaded."""
+    """Provide a compute thread inside the block. Torch operations on the calling thread run single-threaded, and the
+    garbage collector runs seldom."""
     import torch
 
     keep_freed_memory()
@@ -79,7 +80,8 @@ def computing() -> Iterator[None]:
     COMPUTE.end()  # a thread that was started before is not prepared
     COMPUTE.prepare = partial(torch.set_num_threads, threads)
     try:
-        yield
+        with collecting_seldom():
+            yield
     finally:
         COMPUTE.end()
         COMPUTE.prepare = None

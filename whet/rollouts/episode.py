@@ -72,6 +72,8 @@ async def play(
             timing.failures[type(error).__name__] += 1
             timing.lost += sum(branch.trained_tokens for branch in recording.trajectories)
             failures.report(session, attempt + 1, error, reason)
+        finally:
+            recording.branches.clear()  # they refer to the recording, and such a cycle would keep all tokens
         if last:
             break
         jitter = random.Random(derive_seed(seed, "retry", attempt)).uniform(0.5, 1.5)
