@@ -12,16 +12,16 @@ common draws none of them.
 """
 
 from array import array
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TypeAlias
 
 _BLOCK = 16
 _FINE = 5  # a block is at least this many binary digits shorter than the text before it
 
-Beginning: TypeAlias = tuple[int, bytes]  # the number of its tokens and a digest of them
+Beginning: TypeAlias = tuple[int, int]  # the number of its tokens and Python's hash of them: good for this process
 
 
 class CachedTexts:
@@ -31,8 +31,8 @@ class CachedTexts:
     most = 65_536  # beginnings of a replica
 
     def __init__(self, replicas: int) -> None:
-        self._of = [OrderedDict[bytes, None]() for _ in range(replicas)]
-        self._where: dict[bytes, int] = {}  # bit n: replica n has it
+        self._of = [OrderedDict[int, None]() for _ in range(replicas)]
+        self._where: dict[int, int] = {}  # bit n: replica n has it
 
     def count(self, number: int) -> int:
         """Return the number of beginnings that a replica has."""
@@ -42,9 +42,11 @@ class CachedTexts:
         """Note that a replica has cached a text with these beginnings."""
         texts, bit = self._of[number], 1 << number
         for _, digest in ends:
-            texts[digest] = None
-            texts.move_to_end(digest)
-            self._where[digest] = self._where.get(digest, 0) | bit
+            if digest in texts:
+                texts.move_to_end(digest)
+            else:
+                texts[digest] = None
+                self._where[digest] = self._where.get(digest, 0) | bit
         while len(texts) > self.most:
             self._forget(number, texts.popitem(last=False)[0])
 
@@ -63,7 +65,7 @@ class CachedTexts:
             self._forget(number, digest)
         self._of[number].clear()
 
-    def _forget(self, number: int, digest: bytes) -> None:
+    def _forget(self, number: int, digest: int) -> None:
         left = self._where[digest] & ~(1 << number)
         if left:
             self._where[digest] = left
@@ -73,7 +75,12 @@ class CachedTexts:
 
 def _bits(mask: int) -> list[int]:
     """Return the positions of the bits that are set, ascending."""
-    return [position for position, digit in enumerate(reversed(f"{mask:b}")) if digit == "1"]
+    positions = []
+    while mask:
+        lowest = mask & -mask
+        positions.append(lowest.bit_length() - 1)
+        mask ^= lowest
+    return positions
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,13 +98,14 @@ class Placement:
     def __init__(self, replicas: int, weight: float) -> None:
         self.weight = weight
         self.outstanding = [0] * replicas  # tokens
+        self._by_work = [(0, number) for number in range(replicas)]  # the same, the least first
         self.cached = CachedTexts(replicas)
         self._tokens = self._completions = 0  # of all requests so far
 
     def begin(self, serving: set[int], prompt: Sequence[int], limit: int, images: Sequence[str] = ()) -> Place:
         """Choose one of the replicas in ``serving``, at least one, for a completion of at most ``limit`` tokens."""
         ends = beginnings(prompt, images)
-        least, idle = self._least(sorted(serving))
+        least, idle = next(each for each in self._by_work if each[1] in serving)
         best = least + self.weight * len(prompt), idle, len(prompt)
         for length, replicas in self.cached.longest(ends):
             missing = len(prompt) - length
@@ -105,23 +113,24 @@ class Placement:
                 best = min(best, (least + self.weight * missing, idle, missing))
                 break  # the others have more to do, and no more cached
             if candidates := [number for number in _bits(replicas) if number in serving]:
-                work, number = self._least(candidates)
+                work, number = min((self.outstanding[number], number) for number in candidates)
                 best = min(best, (work + self.weight * missing, number, missing))
         _, number, missing = best
         expected = min(limit, -(-self._tokens // self._completions)) if self._completions else limit
         place = Place(number, missing + expected, ends)
-        self.outstanding[number] += place.cost
+        self._add(number, place.cost)
         self.cached.add(number, ends)
         return place
 
-    def _least(self, numbers: Sequence[int]) -> tuple[int, int]:
-        """Return the fewest outstanding tokens of some replicas, and the first replica that has so few."""
-        number = min(numbers, key=self.outstanding.__getitem__)
-        return self.outstanding[number], number
-
     def end(self, place: Place) -> None:
         """Take a request out of the count, whether it is answered or not."""
-        self.outstanding[place.number] -= place.cost
+        self._add(place.number, -place.cost)
+
+    def _add(self, number: int, tokens: int) -> None:
+        work = self.outstanding[number]
+        del self._by_work[bisect_left(self._by_work, (work, number))]
+        self.outstanding[number] = work + tokens
+        insort(self._by_work, (work + tokens, number))
 
     def answered(self, place: Place, prompt: Sequence[int], tokens: Sequence[int], images: Sequence[str] = ()) -> None:
         """Note the ``tokens`` of a completion: they are cached too, except the last one."""
@@ -142,11 +151,11 @@ def beginnings(tokens: Sequence[int], images: Sequence[str] = (), first: Sequenc
     """Return each beginning of a text that is a number of whole blocks, and the text itself. ``first``: the beginnings
     of a text that this one begins with."""
     ends = list(first[:-1])
-    start, digest = ends[-1] if ends else (0, "\n".join(images).encode())
+    start, digest = ends[-1] if ends else (0, hash(tuple(images)))
     text = array("q", tokens)
     while start < len(text):
         end = start + max(_BLOCK, 1 << max(start.bit_length() - 1 - _FINE, 0))
-        digest = blake2b(digest + text[start:end].tobytes(), digest_size=16).digest()
+        digest = hash((digest, text[start:end].tobytes()))
         start = min(end, len(text))
         ends.append((start, digest))
     return ends
