@@ -301,6 +301,8 @@ class Session:
 def _same(ours: Message, other: Message) -> bool:
     """Return whether two messages are equal. A reply that is sent back may lack its thoughts, and may differ in
     surrounding white space and in the ids of its calls."""
+    if ours is other:
+        return True  # most of a long conversation
     if image_urls([ours, other]):
         return ours == other
     [ours, other] = in_text([ours, other])
