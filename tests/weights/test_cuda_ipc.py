@@ -202,6 +202,7 @@ def test_each_refit_arrives_on_every_device_through_two_buffers_there(
         assert found["after"] == 0
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_run_with_ranks_of_their_own_publishes_as_over_any_transport(tiny_model: Path, tmp_path: Path) -> None:
     """Both ranks say that they are on the same device: the engine reads what the second one wrote."""
 
