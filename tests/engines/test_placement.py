@@ -87,7 +87,7 @@ def test_the_record_of_cached_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) 
 def test_the_choice_is_the_least_cost_over_all_replicas(weight: float) -> None:
     """The index of all replicas finds what asking each of them would find, ties included."""
     rng, placement = random.Random(3), Placement(40, weight)
-    texts: list[set[int]] = [set() for _ in range(40)]
+    texts: list[set[bytes]] = [set() for _ in range(40)]
     chosen = set()
     for _ in range(400):
         serving = set(rng.sample(range(40), rng.randint(1, 40)))
