@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -135,7 +136,10 @@ def test_memory_that_a_second_thread_frees_is_not_faulted_in_again(keep: bool, a
 def test_a_start_time_does_not_depend_on_the_system_s_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     here = start_time(os.getpid())
     assert here
-    assert start_time(os.getppid()) != here
+    time.sleep(0.05)  # some of the clock's ticks, if this process has only just begun
+    with subprocess.Popen(["sleep", "60"]) as later:
+        assert start_time(later.pid) != here
+        later.kill()
     monkeypatch.setattr(psutil, "boot_time", lambda: 0.0)  # as after the clock was set
     assert start_time(os.getpid()) == here
 
