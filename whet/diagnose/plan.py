@@ -95,7 +95,7 @@ def _add_policy(plan: Plan, name: str, further: Plan) -> None:
     del its.always["runtime"]
     for phase in ("generate", "publish"):
         if kinds := its.phases.pop(phase, None):
-            here.phases[phase] = here.phases.get(phase, {}) | {f"{k} of {name}": size for k, size in kinds.items()}
+            here.phases[phase] = here.phases.get(phase, {}) | {f"{k} of the {name}": size for k, size in kinds.items()}
     here.merge(its, of=name)
     plan.processes |= {f"{process} of {name}": memory for process, memory in further.processes.items()}
     plan.models |= {f"{name}'s {role}": size for role, size in further.models.items()}
