@@ -3,10 +3,11 @@
 import asyncio
 import signal
 import threading
+import time
 
 import pytest
 
-from whet.run.interrupts import without_loop
+from whet.run.interrupts import wait_for, without_loop
 from whet.run.signals import StopRequest
 
 
@@ -39,3 +40,44 @@ def test_an_interrupt_while_the_thread_of_a_run_starts_reaches_the_run_and_leave
             thread.join(30)
             assert not thread.is_alive()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_another_thread_receives_ends_the_wait_for_a_run() -> None:
+    def work(stop: StopRequest) -> None:
+        time.sleep(0.3)  # the main thread waits by now
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # does not wake the main thread
+        until = time.monotonic() + 60
+        while not stop.at_once and time.monotonic() < until:
+            time.sleep(0.01)
+        assert stop.at_once
+        raise asyncio.CancelledError
+
+    async def cell() -> None:
+        without_loop(work)
+
+    loop = asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(cell())
+    loop.close()
+
+
+def test_an_interrupt_that_another_thread_receives_ends_the_wait_for_a_coroutine() -> None:
+    loop, ended = asyncio.new_event_loop(), list[str]()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def work() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+            ended.append("by itself")
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(work(), loop)
+    assert ended == ["cancelled"]
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+    loop.close()

@@ -36,7 +36,7 @@ def without_loop(work: Callable[[StopRequest], T]) -> T:
                 if running is None:
                     with _later():  # a thread that starts, but is not known to Python yet, would never be ended
                         running = thread.submit(work, stop)
-                return running.result()
+                return _result(running)
             except KeyboardInterrupt:
                 if running is None:
                     raise
@@ -67,6 +67,14 @@ def _later() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+def _result(future: Future[T]) -> T:
+    """Return the result of a future. The wait is renewed each half second, because an interrupt doesn't end it if the
+    system gave the signal to another thread, or just before the wait."""
+    while not wait([future], 0.5).done:
+        pass
+    return future.result()
+
+
 def wait_for(work: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop) -> T:
     """Return the result of a coroutine that runs on the loop of another thread. An interrupt cancels it, and is raised
     once the coroutine has ended."""
@@ -80,7 +88,7 @@ def wait_for(work: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop
 
     future = asyncio.run_coroutine_threadsafe(run(), loop)
     try:
-        return future.result()
+        return _result(future)
     except KeyboardInterrupt:
         loop.call_soon_threadsafe(started.result().cancel)
         wait([future])  # a second interrupt does not wait
