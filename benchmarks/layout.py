@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,16 +22,20 @@ from machine import seconds
 from torch import Tensor
 
 from whet.algorithms.grpo import GroupAdvantage
+from whet.chat.renderer import Renderer
 from whet.cluster.message import packed
 from whet.core.batch import Batch
 from whet.core.packing import Shard, pack
 from whet.core.types import Episode, Group, Span, Task, Trajectory
 from whet.learner.learner import computed
+from whet.losses.off_policy import mismatch_metrics
+from whet.losses.policy_gradient import PPOClip
 from whet.models.attention.forest import layout_of
 from whet.models.attention.varlen import VarlenLayout
 from whet.models.config import AttentionKernel
 from whet.models.shards import Tokens
 from whet.processes.machine import keep_freed_memory
+from whet.rollouts.recorder import records
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -73,8 +78,7 @@ def lay_out(groups: list[Group], max_tokens: int) -> tuple[Batch, dict[str, floa
         return result
 
     batch = timed("groups to a batch", lambda: Batch.from_groups(groups))
-    batch.advantages = torch.zeros(len(batch), dtype=torch.float64)
-    batch = timed("weights of tokens", lambda: batch.weigh("token"))
+    batch = timed("advantages, weights", lambda: GroupAdvantage()(batch).weigh("token"))
     (micros,) = timed("micro-batches", lambda: [list(shard) for shard in _packed(batch, 1, max_tokens)])
 
     def attention(kernel: AttentionKernel) -> None:
@@ -102,15 +106,21 @@ def show_memory(prompts: int, answers: int, length: int, max_tokens: int) -> Non
     show("groups")
     batch = Batch.from_groups(groups)
     show("batch")
-    batch = GroupAdvantage()(batch)
-    show("advantages")
-    batch = batch.weigh("token")
-    shards = _packed(batch, 2, max_tokens)
-    show("weights, packed")
+    batch = GroupAdvantage()(batch).weigh("token")
+    zero = torch.cat([PPOClip().zero_gradient(part) for part in batch.parts()])
+    show("advantages, weights")
+    shards = pack(batch, 2, max_tokens, sequences=computed(batch, without=zero))
+    show("packed")
     for shard in shards:
         message = packed(("update", (shard,)))
         show(f"a message of {sum(map(len, message)) / 2**30:.2f} GiB")
         del message
+    batch.old_logprobs = torch.zeros(len(batch))
+    mismatch_metrics(batch)
+    show("the learner's log-probs")
+    for _ in records(1, groups, batch, cast(Renderer, SimpleNamespace(decode=lambda tokens: ""))):
+        pass
+    show("recorded")
 
 
 def main() -> None:

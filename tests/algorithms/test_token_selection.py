@@ -148,7 +148,7 @@ def test_the_surrogate_and_the_advantage_of_kl_cov_need_each_other() -> None:
 
 def test_m2po_weighs_by_the_whole_ratio_to_the_generator() -> None:
     batch, output = fill(random_groups(0, (4, 3)), 0)
-    batch = replace(batch, advantages=torch.where(batch.trained, 1.0, 0.0).double())
+    batch = replace(batch, token_advantages=torch.where(batch.trained, 1.0, 0.0).double())
     (gradient,) = torch.autograd.grad(M2PO_PRESET.loss(output, batch)[0], output.logprobs)
     ratio = (output.logprobs.detach() - batch.rollout_logprobs).exp()
     expected = torch.where(batch.trained, -batch.weight * ratio, 0.0)

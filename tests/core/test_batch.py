@@ -12,7 +12,7 @@ from tests.groups import episode, group, groups
 from whet.base.errors import DataError
 from whet.core.batch import Batch
 from whet.core.expert_ids import decode, encode
-from whet.core.forest import MIN_COMMON_PREFIX
+from whet.core.forest import MIN_COMMON_PREFIX, counted
 from whet.core.packing import pack
 from whet.core.types import Episode, Group, Span, Status, Task, Trajectory
 
@@ -234,3 +234,41 @@ def test_trained_tokens_are_ordered_by_sequence():
     assert batch.tokens[batch.trained].tolist() != [10, 11, 12], "the first and the last share a beginning"
     assert batch.tokens[batch.trained_tokens].tolist() == [10, 11, 12]
     assert [batch.tokens[path].tolist() for path in batch.paths()] == [[*row, 10 + i] for i, row in enumerate(rows)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups(), st.integers(1, 60))
+def test_the_parts_of_a_batch_have_each_sequence_once_and_in_order(made, tokens):
+    batch = Batch.from_groups(made)
+    batch.fill("number", torch.arange(batch.sequences), axis="sequence")
+    parts = list(batch.parts(tokens))
+    assert torch.cat([part.column("number") for part in parts]).tolist() == list(range(batch.sequences))
+    assert sum(int(part.trained.sum()) for part in parts) == int(batch.trained.sum())
+    own = [part.segment_length[part.segment_sequence >= 0] for part in parts]
+    assert all(int(each.sum()) <= tokens + int(each.max()) for each in own if each.numel() > 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups(), st.data())
+def test_advantages_of_sequences_are_read_as_advantages_of_tokens(made, data):
+    batch = Batch.from_groups(made)
+    values = torch.randn(batch.sequences, dtype=torch.float64)
+    batch.fill("advantages", values, axis="sequence")
+    expected = batch.per_token(values)
+    assert torch.equal(batch.advantages, expected)
+    assert torch.equal(batch.column("advantages"), expected)
+    assert batch.tensors()["answer_advantages"] is values
+    assert "advantages" in batch.filled
+    chosen = sorted(data.draw(st.sets(st.integers(0, batch.sequences - 1), min_size=1)))
+    part, tokens = batch.select(torch.tensor(chosen))
+    assert torch.equal(part.advantages, expected[tokens].masked_fill(~part.trained, 0))
+    batch.advantages = expected + 1
+    assert torch.equal(batch.column("advantages"), expected + 1)
+    assert batch.answer_advantages is None
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=6))
+def test_the_tokens_of_a_mask_are_counted_by_run(runs):
+    length = torch.tensor([len(run) for run in runs])
+    mask = torch.tensor([each for run in runs for each in run], dtype=torch.bool)
+    assert counted(mask, length.cumsum(0) - length, length).tolist() == [sum(run) for run in runs]

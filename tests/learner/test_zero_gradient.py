@@ -34,7 +34,7 @@ def silenced(batch: Batch, seed: int) -> Batch:
     dice = random.Random(seed)
     keep = torch.tensor([float(dice.random() < 0.5) for _ in range(batch.sequences)], dtype=torch.float64)
     factor = torch.where(batch.trained, keep[batch.sequence.clamp(min=0)], torch.ones(len(batch), dtype=torch.float64))
-    return replace(batch, advantages=batch.column("advantages") * factor)
+    return replace(batch, token_advantages=batch.column("advantages") * factor)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -77,7 +77,7 @@ def test_what_trains_or_is_measured_at_every_token_is_computed(more: dict[str, A
 
 def test_answers_that_are_imitated_are_computed() -> None:
     batch, _ = CASES[0].make(1)
-    batch = replace(batch, advantages=torch.zeros(len(batch)))
+    batch = replace(batch, token_advantages=torch.zeros(len(batch)))
     zero = PolicyLoss.model_validate({"positive_nll": {"coefficient": 0.1, "threshold": 0.5}}).zero_gradient(batch)
     assert torch.equal(zero, batch.reward <= 0.5)
 

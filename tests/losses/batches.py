@@ -89,7 +89,7 @@ def fill(groups: list[Group], seed: int, weighting: str = "token", noise: float 
         rollout_logprobs=old + column(0.0, noise / 4),
         reference_logprobs=old + column(0.0, noise),
         values=column(0.0, 1.0),
-        advantages=column(0.0, 1.0),
+        token_advantages=column(0.0, 1.0),
         returns=column(0.0, 1.0),
     )
     marks = torch.zeros(len(batch), dtype=torch.float64)
@@ -120,7 +120,8 @@ def refilled(batch: Batch, axis: Axis = "token", **columns: Tensor) -> Batch:
 def without(batch: Batch, *names: str) -> Batch:
     """Return the batch without some columns."""
     open_columns = {name: column for name, column in batch.columns.items() if name not in names}
-    return replace(batch, **dict.fromkeys(set(names) - batch.columns.keys()), columns=open_columns)
+    stored = {"token_advantages" if name == "advantages" else name for name in names}
+    return replace(batch, **dict.fromkeys(stored - batch.columns.keys()), columns=open_columns)
 
 
 def part(output: ModelOutput, tokens: Tensor) -> ModelOutput:

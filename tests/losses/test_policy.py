@@ -157,7 +157,7 @@ def test_a_token_exactly_at_its_bound_is_not_clipped(
     batch, _ = fill(random_groups(1), 1)
     before, now = (0.25, 0.5) if sign > 0 else (0.5, 0.25)
     logprobs, old = (torch.full((len(batch),), p, dtype=torch.float64).log() for p in (now, before))
-    batch = replace(batch, old_logprobs=old, rollout_logprobs=old, advantages=torch.full_like(old, sign))
+    batch = replace(batch, old_logprobs=old, rollout_logprobs=old, token_advantages=torch.full_like(old, sign))
     distance = abs(logprobs[0] - old[0] if kind is GMPOClip else logprobs[0].exp() - old[0].exp()).item()
     bound, wide = math.nextafter(distance, 0.0) if beyond else distance, 1.0
     names = ("clip_low", "clip_high") if kind is GMPOClip else ("low", "high")
@@ -190,7 +190,7 @@ def test_a_surrogate_without_a_clip_reports_none(loss: SAPOGate | KLCovPenalty) 
 def test_a_token_that_became_certain_is_stopped_by_the_binary_kl() -> None:
     batch, _output = fill(random_groups(1), 1)
     certain, half = torch.zeros(len(batch)).double(), torch.full((len(batch),), 0.5).double().log()
-    batch = replace(batch, rollout_logprobs=half, advantages=torch.ones(len(batch)).double())
+    batch = replace(batch, rollout_logprobs=half, token_advantages=torch.ones(len(batch)).double())
     metrics = DPPOMask(divergence="kl")(ModelOutput(certain), batch)[1].result()
     assert metrics["clip/high"] == 1.0
 
@@ -198,7 +198,7 @@ def test_a_token_that_became_certain_is_stopped_by_the_binary_kl() -> None:
 def test_a_token_that_was_certain_is_stopped_by_the_binary_kl() -> None:
     batch, _output = fill(random_groups(1), 1)
     certain, half = torch.zeros(len(batch)).double(), torch.full((len(batch),), 0.5).double().log()
-    batch = replace(batch, rollout_logprobs=certain, advantages=-torch.ones(len(batch)).double())
+    batch = replace(batch, rollout_logprobs=certain, token_advantages=-torch.ones(len(batch)).double())
     metrics = DPPOMask(divergence="kl")(ModelOutput(half), batch)[1].result()
     assert metrics["clip/low"] == 1.0
 
@@ -228,7 +228,7 @@ def clipped(loss: PPOClip | CISPOClip, log_ratio: float, advantage: float) -> tu
     batch, output = fill(random_groups(1), 1)
     now = torch.full_like(output.logprobs.detach(), -1.0)
     old, advantages = torch.full_like(now, -1.0 - log_ratio), torch.full_like(now, advantage)
-    metrics = loss(ModelOutput(now), replace(batch, old_logprobs=old, advantages=advantages))[1].result()
+    metrics = loss(ModelOutput(now), replace(batch, old_logprobs=old, token_advantages=advantages))[1].result()
     return metrics["clip/high"], metrics["clip/low"]
 
 
@@ -283,8 +283,10 @@ def test_policy_loss_reports_its_terms_and_its_correction() -> None:
     assert not any(name.startswith("correction/") for name in PolicyLoss()(output, batch)[1].result())
 
 
+@pytest.mark.parametrize("tokens", [2**20, 7])
 @pytest.mark.parametrize("seed", range(3))
-def test_mismatch_metrics_are_those_of_a_loop(seed: int) -> None:
+def test_mismatch_metrics_are_those_of_a_loop(seed: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Batch.parts, "__defaults__", (tokens,))  # computed in one part, or in several
     batch, output = fill(random_groups(seed), seed)
     metrics = mismatch_metrics(batch).result()
     assert metrics == pytest.approx(slow.mismatch(plain(batch), plain_output(output)), rel=1e-10)

@@ -73,7 +73,7 @@ def test_one_named_role_has_the_advantages_of_an_episode_without_roles(plain: li
     assert torch.equal(one.tokens, other.tokens)
     assert other.group_uids == tuple(f"{uid}#solver" for uid in one.group_uids)
     for estimator in ESTIMATORS:
-        assert torch.equal(estimator.estimate(one).advantages, estimator.estimate(other).advantages)
+        assert torch.equal(estimator.estimate(one).per_token(one), estimator.estimate(other).per_token(other))
 
 
 _REWARDS = st.lists(st.tuples(st.floats(0, 4), st.floats(0, 4)), min_size=2, max_size=5)
@@ -89,7 +89,7 @@ def test_the_rewards_of_one_role_never_move_the_advantages_of_another(drawn: Any
     one, other = batch(0.0), batch(shift)
     of_first = one.per_token((torch.arange(one.sequences) % 2 == 0).double()).bool()
     for estimator in (*ESTIMATORS, MaxRLAdvantage()):
-        ours, moved = estimator.estimate(one).advantages, estimator.estimate(other).advantages
+        ours, moved = estimator.estimate(one).per_token(one), estimator.estimate(other).per_token(other)
         assert torch.equal(ours[of_first], moved[of_first])
 
 
@@ -98,7 +98,7 @@ def test_each_role_has_the_mean_and_the_deviation_of_that_role(seed: int) -> Non
     dice = random.Random(seed)
     rewards = [[{"a": dice.random(), "b": 10 * dice.random()} for _ in range(4)] for _ in range(3)]
     batch = Batch.from_groups([duel(f"g{i}", each) for i, each in enumerate(rewards)])
-    got = GroupAdvantage().estimate(batch).advantages
+    got = GroupAdvantage().estimate(batch).per_token(batch)
     expected = []
     for group in rewards:
         columns = {role: [each[role] for each in group] for role in "ab"}
@@ -132,9 +132,9 @@ def test_what_one_role_did_has_the_same_advantages_alone(drawn: Any, replied: li
         together, alone = Batch.from_groups(whole), Batch.from_groups(own)
         assert alone.group_uids == tuple(uid for uid in together.group_uids if uid.partition("#")[2] not in of_others)
         for estimator in (*ESTIMATORS, MaxRLAdvantage()):
-            both = of_each_role(together, estimator.estimate(together).advantages)
+            both = of_each_role(together, estimator.estimate(together).per_token(together))
             expected = [values for uid, values in both if uid.partition("#")[2] in plays]
-            assert [values for _, values in of_each_role(alone, estimator.estimate(alone).advantages)] == expected
+            assert [values for _, values in of_each_role(alone, estimator.estimate(alone).per_token(alone))] == expected
 
 
 def of_each_role(batch: Batch, values: torch.Tensor) -> list[tuple[str, list[float]]]:
@@ -149,7 +149,7 @@ def test_a_role_that_never_replied_counts_in_no_baseline() -> None:
     group = duel("g", [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 0.0}])
     group.episodes[0].branches.pop()
     batch = Batch.from_groups([group])
-    got = GroupAdvantage(divide_by_std=False).estimate(batch).advantages
+    got = GroupAdvantage(divide_by_std=False).estimate(batch).per_token(batch)
     firsts = [got[path[batch.trained[path]][0]].item() for path in batch.paths()]
     assert firsts == pytest.approx([1 / 3, -2 / 3, 0.5, 1 / 3, -0.5])
 
@@ -303,7 +303,7 @@ class Table:
     def learn(self, batch: Batch, trajectories: list[Trajectory], rate: float) -> None:
         """One step of policy gradient, on the move of each reply."""
         logits, loss = self.logits.clone().requires_grad_(), torch.zeros((), dtype=torch.float64)
-        advantages = GroupAdvantage().estimate(batch).advantages
+        advantages = GroupAdvantage().estimate(batch).per_token(batch)
         for path, trajectory in zip(batch.paths(), trajectories, strict=True):
             advantage = advantages[path[batch.trained[path]][0]]
             heard = [str(message["content"]) for message in trajectory.messages]

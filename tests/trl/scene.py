@@ -102,7 +102,7 @@ def scene(groups: list[Group], seed: int, noise: float = 0.3, names: int = 0) ->
         old_logprobs=old,
         rollout_logprobs=near(old, noise),
         reference_logprobs=near(now, noise),
-        advantages=batch.per_token(advantages),
+        token_advantages=batch.per_token(advantages),
     )
     return Scene(filled, table, ids, (ids < count).long(), trained[ids].long())
 

@@ -17,7 +17,7 @@ from typing import Literal
 from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 from whet.config import Config
-from whet.core.batch import Batch
+from whet.core.batch import Axis, Batch
 from whet.losses.kl import KL
 
 Std = Literal["sample", "population"]
@@ -27,8 +27,18 @@ Std = Literal["sample", "population"]
 class Credit:
     """The columns that an estimator fills; 0 at untrained tokens."""
 
-    advantages: Tensor  # [N] float64
+    advantages: Tensor  # [N] float64; [S] if ``axis`` is "sequence": one number for all trained tokens of an answer
     returns: Tensor | None = None  # [N] float64; the critic's targets
+    axis: Axis = "token"  # of the advantages
+
+    def per_token(self, batch: Batch) -> Tensor:
+        """The advantages of all tokens, [N]."""
+        return self.advantages if self.axis == "token" else batch.per_token(self.advantages)
+
+    def fill(self, batch: Batch) -> None:
+        """Write the columns into the batch."""
+        batch.fill("advantages", self.advantages, self.axis)
+        batch.returns = self.returns
 
 
 class Advantage(Config, ABC):
@@ -62,8 +72,9 @@ class Advantage(Config, ABC):
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its advantages (and returns) filled."""
-        credit = self.estimate(batch)
-        return replace(batch, advantages=credit.advantages, returns=credit.returns)
+        filled = replace(batch)
+        self.estimate(batch).fill(filled)
+        return filled
 
 
 class Steps:

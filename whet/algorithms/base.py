@@ -119,7 +119,7 @@ class Algorithm(Config, ABC):
                     batch.fill(column, scored[output])
         if self.estimator is not None:
             credit = await compute(self.estimator.estimate, batch)
-            batch.advantages, batch.returns = credit.advantages, credit.returns
+            credit.fill(batch)
         return Metrics()
 
     def check_models(self, model: ModelConfig) -> None:

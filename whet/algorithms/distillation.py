@@ -74,7 +74,7 @@ class TeacherAdvantage(Advantage):
         if self.reward is None:
             return Credit(advantages_N)
         of_reward = self.reward.estimate(batch)
-        return Credit(advantages_N + of_reward.advantages, of_reward.returns)
+        return Credit(advantages_N + of_reward.per_token(batch), of_reward.returns)
 
 
 class TeacherAlgorithm(Algorithm):

@@ -40,4 +40,4 @@ class GDPOAdvantage(Advantage):
             centred_S, members_S = group_centred(batch, scores_S)
             spread_S = group_std(batch, centred_S, members_S, self.std) + self.eps
             total_S = total_S + weight * divided(centred_S, spread_S)
-        return Credit(batch.per_token(whitened_episodes(batch, total_S, self.std, self.eps)))
+        return Credit(whitened_episodes(batch, total_S, self.std, self.eps), axis="sequence")

@@ -55,7 +55,7 @@ class GroupAdvantage(Advantage):
             advantages_S = centred_S * members_S / (members_S - 1).clamp(min=1)
         if self.divide_by_std:
             advantages_S = divided(advantages_S, group_std(batch, centred_S, members_S, self.std) + self.eps)
-        return Credit(batch.per_token(advantages_S))
+        return Credit(advantages_S, axis="sequence")
 
 
 class GRPO(OnlineAlgorithm):

@@ -29,4 +29,4 @@ class MaxRLAdvantage(Advantage):
                 "rewards must not be negative; shift them, or choose another advantage"
             )
         centred_S, _ = group_centred(batch, rewards_S)
-        return Credit(batch.per_token(divided(centred_S, rewards_S - centred_S + self.eps)))
+        return Credit(divided(centred_S, rewards_S - centred_S + self.eps), axis="sequence")

@@ -43,8 +43,8 @@ class TokenSelection(Advantage):
     def estimate(self, batch: Batch) -> Credit:
         """Raises DataError as ``of`` does."""
         credit = self.of.estimate(batch)
-        marked = self.selected(batch, credit.advantages)
-        return Credit(credit.advantages.masked_fill(marked, 0.0), credit.returns)
+        advantages_N = credit.per_token(batch)
+        return Credit(advantages_N.masked_fill(self.selected(batch, advantages_N), 0.0), credit.returns)
 
 
 class ClipCov(TokenSelection):
@@ -83,7 +83,7 @@ class KLCov(TokenSelection):
     def estimate(self, batch: Batch) -> Credit:
         """Also fill ``high_covariance``. Raises DataError as ``of`` does."""
         credit = self.of.estimate(batch)
-        batch.fill("high_covariance", self.selected(batch, credit.advantages))
+        batch.fill("high_covariance", self.selected(batch, credit.per_token(batch)))
         return credit
 
 

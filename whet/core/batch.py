@@ -10,14 +10,14 @@ Independent of models, device meshes and algorithms. Shapes: N tokens, S sequenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 from whet.base.seeds import derive_seed
-from whet.core.forest import columns_of, concat_aranges, paths, predictors, repeated, with_ancestors
+from whet.core.forest import columns_of, concat_aranges, counted, paths, predictors, repeated, with_ancestors
 from whet.core.types import Distribution, Group, Weighting
 
 Axis = Literal["token", "sequence"]
@@ -89,7 +89,8 @@ class Batch:
     old_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the start of the step; nan: unset
     reference_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
     values: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the start of the step
-    advantages: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
+    token_advantages: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
+    answer_advantages: Tensor | None = field(default=None, metadata=_SEQUENCE)  # [S]; of each trained token, instead
     returns: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
     columns: dict[str, Column] = field(default_factory=dict)  # all other columns, by name
 
@@ -137,6 +138,17 @@ class Batch:
         return None if self.share is None else self.per_token(self.share)
 
     @property
+    def advantages(self) -> Tensor | None:
+        """The advantages of all tokens, [N], also where ``fill`` was given one number for each sequence."""
+        if self.token_advantages is not None or self.answer_advantages is None:
+            return self.token_advantages
+        return self.per_token(self.answer_advantages)
+
+    @advantages.setter
+    def advantages(self, values: Tensor) -> None:
+        self.fill("advantages", values)
+
+    @property
     def sequence(self) -> Tensor:
         """Each token's sequence, -1 where it is shared. [N] int64"""
         return repeated(self.segment_sequence, self.segment_length, len(self))
@@ -148,17 +160,23 @@ class Batch:
     @property
     def filled(self) -> frozenset[str]:
         """The names of the filled columns."""
-        weight = set[str]() if self.share is None else {"weight"}
-        return frozenset(_COMMON & self.tensors().keys() | self.columns.keys() | weight)
+        names = _COMMON & self.tensors().keys()
+        weight = {"weight"} if "share" in names else set[str]()
+        advantages = {"advantages"} if names & _ADVANTAGES else set[str]()
+        return frozenset(names - _ADVANTAGES | weight | advantages | self.columns.keys())
 
     def fill(self, name: str, values: Tensor, axis: Axis = "token") -> None:
-        """Write ``values``, [N, ...] or [S, ...], to the column ``name``. Raises ``DataError`` for a wrong size."""
+        """Write ``values``, [N, ...] or [S, ...], to the column ``name``. Advantages that are one number for each
+        sequence count for its trained tokens. Raises ``DataError`` for a wrong size."""
         size = len(self) if axis == "token" else self.sequences
         if values.ndim == 0 or len(values) != size:
             raise DataError(f"column {name!r} has the shape {list(values.shape)}, but there are {size} {axis}s")
         if name == "weight":
             raise DataError('the weights of tokens are computed from the column "share", one number for each sequence')
-        if name in _COMMON:
+        if name == "advantages":
+            by_token = axis == "token"
+            self.token_advantages, self.answer_advantages = (values, None) if by_token else (None, values)
+        elif name in _COMMON:
             setattr(self, name, values)
         else:
             self.columns = self.columns | {name: Column(values, axis)}
@@ -204,12 +222,9 @@ class Batch:
     @property
     def trained_per_sequence(self) -> Tensor:
         """Trained tokens per sequence, [S] int64."""
-        last = self.segment_start + self.segment_length - 1
-        counted = torch.diff(
-            self.trained.cumsum(0, dtype=torch.int32)[last], prepend=last.new_zeros(1, dtype=torch.int32)
-        )
+        per_segment = counted(self.trained, self.segment_start, self.segment_length)
         per_sequence = self.group.new_zeros(self.sequences + 1)  # the last element is for -1, "shared"
-        return per_sequence.index_add(0, self.segment_sequence % len(per_sequence), counted.long())[:-1]
+        return per_sequence.index_add(0, self.segment_sequence % len(per_sequence), per_segment)[:-1]
 
     @property
     def first_branch(self) -> Tensor:
@@ -278,6 +293,20 @@ class Batch:
             part.images = tuple(self.images[index] for index in used[used >= 0].tolist())
         return part, tokens
 
+    def parts(self, tokens: int = 2**20) -> Iterator[Batch]:
+        """Yield the batch in parts of consecutive sequences with about ``tokens`` tokens each, which together have each
+        sequence once: what is computed for each token of a part takes less memory than for a whole step."""
+        if len(self) <= tokens:
+            yield self
+            return
+        size = self.group.new_zeros(self.sequences + 1)  # the last element is for -1, "shared"
+        size.index_add_(0, self.segment_sequence % len(size), self.segment_length)
+        part = size[:-1].cumsum(0) // tokens
+        for sequences in torch.arange(self.sequences).split(
+            torch.unique_consecutive(part, return_counts=True)[1].tolist()
+        ):
+            yield self.select(sequences)[0]
+
     def minibatches(self, count: int, seed: int = 0) -> list[Tensor]:
         """Split whole groups, shuffled by ``seed``, into at most ``count`` minibatches with nearly equal numbers of
         groups. Return the sequences of each, [s] int64, for ``select``.
@@ -306,4 +335,5 @@ class Batch:
 
 
 _AXES: dict[str, str] = {each.name: each.metadata["axis"] for each in fields(Batch) if "axis" in each.metadata}
+_ADVANTAGES = {"token_advantages", "answer_advantages"}
 _COMMON = {each.name for each in fields(Batch) if each.name in _AXES and each.default is None}

@@ -62,6 +62,16 @@ def repeated(values: Tensor, length: Tensor, count: int) -> Tensor:
     return torch.from_numpy(np.repeat(values.numpy(), length.numpy()))  # torch's also makes an index of 8 bytes a token
 
 
+def counted(mask: Tensor, start: Tensor, length: Tensor) -> Tensor:
+    """Return how many tokens of each run the mask has. [N] bool, [runs], [runs] -> [runs] int64"""
+    if mask.device.type != "cpu":
+        ends = torch.cat([mask.new_zeros(1, dtype=torch.long), mask.cumsum(0)])
+        return ends[start + length] - ends[start]
+    runs, of_tokens = zip(start.tolist(), (start + length).tolist(), strict=True), mask.numpy()
+    # without ``cumsum``, which makes a number for each token
+    return _whole([np.count_nonzero(of_tokens[begin:end]) for begin, end in runs])
+
+
 def predictors(start: Tensor, length: Tensor, parent: Tensor) -> Tensor:
     """Return the index of the token that predicts each token: the previous one, for the first token of a segment the
     last of its parent, and -1 for the first token of a root. [N]"""

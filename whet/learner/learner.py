@@ -142,7 +142,7 @@ class WorkerLearner:
         trained tokens. If routers are balanced, every token is counted, so all sequences are computed."""
         zero, balanced = _none(batch), self._config.learner.balance is not None
         if isinstance(loss, WeightedLoss) and not balanced and batch.rollout_logprobs is not None:
-            zero = loss.zero_gradient(batch) & (batch.trained_per_sequence > 0)
+            zero = torch.cat([loss.zero_gradient(part) for part in batch.parts()]) & (batch.trained_per_sequence > 0)
         work = self._pack(batch, zero, computed(batch, loss.unit == "group", zero), loss.unit)
         self.flops += self._needed(work, backward=True)
         return work

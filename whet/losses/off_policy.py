@@ -91,9 +91,14 @@ def mismatch_metrics(batch: Batch) -> Metrics:
     ``token_mult_prob_error``: mean exp|d| (1 is perfect); ``kl``: mean of exp(d) - 1 - d; ``max``: the largest |d|;
     ``sequence`` and ``sequence_max``: mean and maximum over sequences of exp(mean_t |d|).
     """
-    old, rollout = batch.old_logprobs, batch.rollout_logprobs
-    if old is None or rollout is None:
-        return Metrics()
+    metrics = Metrics()
+    for part in batch.parts():
+        if part.old_logprobs is not None and part.rollout_logprobs is not None:
+            metrics.merge(_mismatch_metrics(part, part.old_logprobs, part.rollout_logprobs))
+    return metrics
+
+
+def _mismatch_metrics(batch: Batch, old: Tensor, rollout: Tensor) -> Metrics:
     batch = replace(batch, trained=batch.trained & ~old.isnan())
     d = mismatch(old, rollout, batch)
     means = {MISMATCH: bounded_exp(d.abs()), "mismatch/kl": bounded_exp(d) - 1 - d}

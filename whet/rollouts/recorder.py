@@ -24,7 +24,7 @@ _SHORT.maxlevel = 3
 def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer) -> Iterator[RolloutRecord]:
     """Yield one record per branch, in the order of ``batch``, which was made from ``groups``."""
     text_of = cache(lambda token: renderer.decode([token]))
-    trained = iter(batch.trained_tokens.split(batch.trained_per_sequence.tolist()))
+    trained = _at_trained(batch)
     for group in groups:
         data = _in_short(group.task.columns)
         branches = [
@@ -33,12 +33,10 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
             for branch, trajectory in enumerate(episode.branches_or_empty)
         ]
         for sample, branch, trajectory in branches:
-            episode, indices = group.episodes[sample], next(trained)
-            advantages = _picked(batch.advantages, indices)
+            episode, (advantages, learner) = group.episodes[sample], next(trained)
             sampled = _sampled_here(trajectory)
             tokens = [token for span in sampled for token in span.tokens]
             versions = [span.versions for span in sampled if span.versions]
-            learner = _picked(batch.old_logprobs, indices)
             yield RolloutRecord(
                 step=step,
                 uid=group.uid,
@@ -60,7 +58,7 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
                 tokens=tokens,
                 texts=[text_of(token) for token in tokens],
                 logprobs=[value for span in sampled for value in span.logprobs or []],
-                learner_logprobs=list(learner) if learner and _complete(learner, len(tokens)) else None,
+                learner_logprobs=learner if learner and _complete(learner, len(tokens)) else None,
                 versions=(min(v[0] for v in versions), max(v[1] for v in versions)) if versions else None,
             )
 
@@ -114,6 +112,14 @@ def _complete(logprobs: list[float], tokens: int) -> bool:
     """Return whether each token has a log-prob. The learner skips sequences without gradient, whose log-probs are
     nan."""
     return len(logprobs) == tokens and not any(map(math.isnan, logprobs))
+
+
+def _at_trained(batch: Batch) -> Iterator[tuple[list[float] | None, list[float] | None]]:
+    """Yield the advantages and the learner's log-probs of the trained tokens of each sequence."""
+    for part in batch.parts():
+        advantages = part.advantages
+        for indices in part.trained_tokens.split(part.trained_per_sequence.tolist()):
+            yield _picked(advantages, indices), _picked(part.old_logprobs, indices)
 
 
 def _picked(column: Tensor | None, indices: Tensor) -> list[float] | None:
