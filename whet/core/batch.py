@@ -301,10 +301,8 @@ class Batch:
             return
         size = self.group.new_zeros(self.sequences + 1)  # the last element is for -1, "shared"
         size.index_add_(0, self.segment_sequence % len(size), self.segment_length)
-        part = size[:-1].cumsum(0) // tokens
-        for sequences in torch.arange(self.sequences).split(
-            torch.unique_consecutive(part, return_counts=True)[1].tolist()
-        ):
+        counts = torch.unique_consecutive(size[:-1].cumsum(0) // tokens, return_counts=True)[1]
+        for sequences in torch.arange(self.sequences).split(counts.tolist()):
             yield self.select(sequences)[0]
 
     def minibatches(self, count: int, seed: int = 0) -> list[Tensor]:

@@ -69,7 +69,7 @@ def counted(mask: Tensor, start: Tensor, length: Tensor) -> Tensor:
         return ends[start + length] - ends[start]
     runs, of_tokens = zip(start.tolist(), (start + length).tolist(), strict=True), mask.numpy()
     # without ``cumsum``, which makes a number for each token
-    return _whole([np.count_nonzero(of_tokens[begin:end]) for begin, end in runs])
+    return _whole([int(np.count_nonzero(of_tokens[begin:end])) for begin, end in runs])
 
 
 def predictors(start: Tensor, length: Tensor, parent: Tensor) -> Tensor:

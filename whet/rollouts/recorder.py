@@ -58,7 +58,7 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
                 tokens=tokens,
                 texts=[text_of(token) for token in tokens],
                 logprobs=[value for span in sampled for value in span.logprobs or []],
-                learner_logprobs=learner if learner and _complete(learner, len(tokens)) else None,
+                learner_logprobs=[*learner] if learner and _complete(learner, len(tokens)) else None,
                 versions=(min(v[0] for v in versions), max(v[1] for v in versions)) if versions else None,
             )
 
