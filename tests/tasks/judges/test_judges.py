@@ -50,8 +50,8 @@ def number(text: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def ask(answers: Answers) -> tuple[int, list[dict[str, Any]]]:
-    asked, seen = client(answers)
+def ask(answers: Answers, judge: Judge = JUDGE) -> tuple[int, list[dict[str, Any]]]:
+    asked, seen = client(answers, judge)
     return asyncio.run(asked.ask([{"role": "user", "content": "?"}], number, "t")), seen
 
 
@@ -60,6 +60,23 @@ def test_a_verdict_that_can_not_be_read_is_asked_for_again_with_another_seed() -
     value, seen = ask(lambda _: next(said))
     assert value == 7
     assert len({body["seed"] for body in seen}) == 3
+
+
+def test_a_greedy_judge_without_a_verdict_is_asked_again_at_a_temperature() -> None:
+    value, seen = ask(lambda body: "7" if body["temperature"] else "hm")
+    assert value == 7
+    assert [body["temperature"] for body in seen] == [0.0, 1.0]
+    said = iter(["hm", "7"])
+    _, seen = ask(lambda _: next(said), JUDGE.model_copy(update={"temperature": 0.3}))
+    assert [body["temperature"] for body in seen] == [0.3, 0.3]
+
+
+def test_failures_do_not_change_what_a_judge_is_asked() -> None:
+    said = iter(["hm", "7"])
+    _, seen = ask(lambda _: next(said))
+    broken = iter([httpx.Response(503), "hm", httpx.Response(200, text="<html>"), "7"])
+    _, seen_again = ask(lambda _: next(broken), JUDGE.model_copy(update={"retries": 3}))
+    assert seen_again == [seen[0], seen[0], seen[1], seen[1]]
 
 
 def test_messages_of_parts_are_sent_as_text() -> None:

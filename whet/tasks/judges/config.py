@@ -56,6 +56,7 @@ class Judge(Config):
     api_key_env: str | None = None
     """The environment variable that holds the key of a server; None: no key."""
     temperature: float = Field(0.0, ge=0)
+    """0: the likeliest tokens, and temperature 1 where such a reply has no verdict and the judge is asked again."""
     max_tokens: int = Field(512, gt=0)
     """Most tokens of a verdict."""
     deadline: float = Field(120.0, gt=0)

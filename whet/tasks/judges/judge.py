@@ -1,7 +1,9 @@
 """The client of a judge, which is a language model that is asked for verdicts over OpenAI's chat API, on a server, in a
 process of the run or, for the policy, in the run's generator.
 
-A request is repeated if the server fails or the verdict can't be read. A failure that persists is an infrastructure
+A request is repeated if the server fails or the verdict can't be read. After a failure the same request is sent, so no
+failure changes a verdict. After a reply without a verdict it has another seed, and temperature 1 if it was 0, since the
+same words would come again; each run repeats a request in the same way. A failure that persists is an infrastructure
 failure and raises an error; it is never a reward.
 """
 
@@ -34,6 +36,7 @@ _REPEAT = {408, 409, 425, 429, *range(500, 600)}  # HTTP statuses after which a 
 _ABOUT_THE_TEXT = {400, 413, 422}  # HTTP statuses for a text that is too long or unreadable, or for any bad request
 _GREETING: list[Message] = [{"role": "user", "content": "Hello."}]
 _MAX_BYTES = 4_000_000
+_AGAIN = 1.0  # the temperature of a repeat after a greedy reply without a verdict, which would be the same
 _LIKELIEST = 20  # tokens with log-probs, the most that OpenAI's API returns
 
 
@@ -81,8 +84,8 @@ class JudgeClient:
             self._line = HttpClient(judge.deadline, _MAX_BYTES, headers, transport)
 
     async def ask(self, messages: Sequence[Message], read: Callable[[str], T | None], name: str) -> T:
-        """Return the verdict that ``read`` extracts from the reply. If it returns None, the judge is asked again.
-        ``name`` names the judged answer and determines the seeds.
+        """Return the verdict that ``read`` extracts from the reply. If it returns None, the judge is asked again, with
+        another seed and at a temperature above 0. ``name`` names the judged answer and determines the seeds.
 
         Raises ``JudgeError`` if no reply could be read, ``AnswerRefusedError`` if the judge refuses these messages,
         and ``ConfigError`` if it refuses all requests.
@@ -115,17 +118,22 @@ class JudgeClient:
         changes: Mapping[str, object] | None = None,
     ) -> T:  # fmt: skip
         """Return what ``verdict`` reads from the ``choices[0]`` of an answer."""
-        judge = self.judge
+        judge, replies = self.judge, 0  # that had no verdict
 
-        async def attempt(number: int) -> T:
+        async def attempt(_: int) -> T:
+            nonlocal replies
+            temperature = judge.temperature if replies == 0 else judge.temperature or _AGAIN
             body: JsonObject = {
-                "model": judge.model, "messages": in_text(messages), "temperature": judge.temperature,
-                "max_tokens": judge.max_tokens, "seed": derive_seed("judge", name, number) % 2**31, **(changes or {}),
+                "model": judge.model, "messages": in_text(messages), "temperature": temperature,
+                "max_tokens": judge.max_tokens, "seed": derive_seed("judge", name, replies) % 2**31, **(changes or {}),
             }  # fmt: skip
             async with self._slots:
                 answer = await self._post(body)
             try:
                 return verdict(json.loads(answer.text)["choices"][0])
+            except UnansweredError:
+                replies += 1
+                raise
             except (ValueError, LookupError, TypeError) as error:
                 raise UnansweredError(f"{type(error).__name__}: {error}") from None
 
