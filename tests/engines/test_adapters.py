@@ -65,10 +65,16 @@ def test_a_run_with_a_wrong_folder_is_refused_before_anything_starts(
     model: Any, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = write_recipe(tmp_path / "toy.yaml", recipe_of(tiny_model, "policy:judge", "vllm"))
-    refused = [("train", "--folder", str(tmp_path / "run")), ("plan",)]
-    for command, *options in refused:
+    stages = tmp_path / "pipeline.yaml"
+    stages.write_text("stages:\n  rl: {type: train, recipe: ./toy.yaml}\n")
+    folder = str(tmp_path / "run")
+    for words in (
+        ["train", str(settings), "--folder", folder],
+        ["plan", str(settings)],
+        ["pipeline", str(stages), "--folder", folder],
+    ):
         with pytest.raises(SystemExit, match="2"):
-            main([command, str(settings), *options])
+            main(words)
         assert "generator.adapters.judge = somewhere is not an adapter in peft's form" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     wide = save_adapter(tmp_path / "wide", model, 0, ["q_proj"], rank=513)

@@ -114,6 +114,17 @@ def test_what_is_wrong_is_named_with_its_line(
     assert expected in found[0]
 
 
+def test_an_adapter_must_be_there_unless_a_stage_may_write_it(tmp_path: Path) -> None:
+    def stages(adapter: str) -> str:
+        lora = "{model: {lora: {rank: 2}}, weights: {lora: adapter}, generator: {type: vllm, adapters: {one: "
+        text = "stages:\n  base: {type: random_model}\n  a: {type: train, recipe: quickstart, model: base.model, "
+        return f"{text}settings: {lora}{adapter}}}}}}}}}\n".replace("{", "{{").replace("}", "}}")
+
+    (found,) = problems(tmp_path, stages(f"{tmp_path}/nowhere"))
+    assert "stages.a.recipe: generator.adapters.one = nowhere is not an adapter in peft's form" in found
+    assert list(jobs(write(tmp_path, stages(f"{tmp_path}/out/other/adapter")))) == ["base", "a"]
+
+
 def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     text = "stages:\n  a: {{type: train, recipe: sft, model: b.best}}\n  c: {{type: rows, rollouts: d.rollouts}}\n"
     assert len(problems(tmp_path, text)) == 2

@@ -7,7 +7,8 @@ import pytest
 
 from tests.forks import whet
 from whet.config.loading import recipe_names
-from whet.pipeline import checks, graph
+from whet.models.config import ModelConfig
+from whet.pipeline import graph
 from whet.pipeline.config import SHIPPED, load_pipeline
 from whet.shells.local import _problem
 
@@ -17,7 +18,7 @@ NAMES = recipe_names(SHIPPED)
 @pytest.mark.parametrize("profile", [None, "tiny"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pipeline_is_valid(name: str, profile: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "check_model", lambda path: None)  # SmolLM2 may not be installed
+    monkeypatch.setattr(ModelConfig, "check_available", lambda model: None)  # SmolLM2 may not be installed
     loaded = load_pipeline(name, profile=profile)
     jobs = graph.build(loaded, Path("/nowhere"))
     assert loaded.value.stages.keys() <= jobs.keys()

@@ -1,11 +1,12 @@
 """Checks of the inputs of a pipeline's jobs before a job runs: outputs of the wrong kind, rows of the wrong form,
-missing models and files."""
+missing models, adapters and files."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 
 from whet.base.errors import WhetError
-from whet.config import ConfigIssue, Loaded, RecipeError
+from whet.config import Config, ConfigIssue, Loaded, RecipeError
 from whet.config.base import within
 from whet.data.files import data_files
 from whet.data.row_kinds import Conversation, Example, Preference, Scored
@@ -56,13 +57,20 @@ class Checks:
         if isinstance(job.stage, Eval) and job.stage.against and not isinstance(job.data, TaskSet):
             self.issues.add(job.name, "against", "this recipe learns from rows, and only tasks compare two models")
         for part in within(job.value):
-            if isinstance(part, ModelConfig) and not part.path.startswith(f"{self.folder}/"):
-                given = (key for key, each in job.inputs.items() if each == part.path)
-                self._check_model(job, next(given, "recipe"), part.path)
+            if not self._names_an_output(part):
+                given = (key for key, each in job.inputs.items() if isinstance(part, ModelConfig) and each == part.path)
+                self._check_available(job, next(given, "recipe"), part.check_available)
 
-    def _check_model(self, job: Job, key: str, path: str) -> None:
+    def _names_an_output(self, part: Config) -> bool:
+        """Return whether settings name a path in the pipeline's folder, where a stage may write it later."""
+        values = [
+            each for value in dict(part).values() for each in (value.values() if isinstance(value, dict) else [value])
+        ]
+        return any(isinstance(value, str) and value.startswith(f"{self.folder}/") for value in values)
+
+    def _check_available(self, job: Job, key: str, check: Callable[[], None]) -> None:
         try:
-            check_model(path)
+            check()
         except WhetError as error:
             self.issues.add(job.name, key, str(error))
 
@@ -116,4 +124,4 @@ class Checks:
         if key == "reward_model" and "/" not in text and not Path(text).is_dir():
             self.issues.add(job.name, key, f"the folder {text!r} does not exist")
         if key == "against":
-            self._check_model(job, key, text)
+            self._check_available(job, key, partial(check_model, text))
