@@ -2,11 +2,13 @@
 private."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 
+from tests.cluster.workers import Talker
 from tests.contracts.cluster_contract import ClusterContract, Counter, CounterConfig, in_event_loop
 from tests.contracts.fault_contract import FaultContract
 from whet.base.errors import WhetError
@@ -37,6 +39,13 @@ class TestFaultsOfRay(FaultContract):
     @pytest.fixture
     def cluster(self, started: RayCluster) -> Cluster:
         return started
+
+
+@in_event_loop
+async def test_workers_have_the_priority_of_the_run(started: RayCluster) -> None:
+    group = started.launch(Talker, CounterConfig(), Placement(ranks=2))
+    assert await group.call("niceness") == [os.nice(0)] * 2
+    await group.close()
 
 
 @in_event_loop

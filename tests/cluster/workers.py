@@ -51,6 +51,9 @@ class Talker(Counter):
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
 
+    def niceness(self) -> int:
+        return os.nice(0)
+
     def unpicklable(self) -> object:
         return threading.Lock()
 

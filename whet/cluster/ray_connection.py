@@ -19,6 +19,7 @@ _users = 0  # of the connection, which is shared by the process
 _ours = False
 _scratch: Scratch | None = None  # sockets and logs of a cluster that was started here
 
+_NICENESS = "RAY_worker_niceness"  # Ray's own default, 15, leaves workers hardly any time next to other programs
 _LONGEST_FOLDER = 17  # characters; Ray creates sockets 90 characters below it, and their paths are limited to 107
 
 
@@ -87,6 +88,7 @@ def _private() -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes this node use loopback, on Linux too
         "RAY_USAGE_STATS_ENABLED": "0",
+        _NICENESS: os.environ.get(_NICENESS, "0"),
     }
 
 

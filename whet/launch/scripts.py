@@ -18,6 +18,7 @@ RAY_ON_NODES = r"""
 # A client needs this token to connect. Ray's traffic is not encrypted: the network between the nodes must be trusted.
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED=0
+export RAY_worker_niceness=${RAY_worker_niceness:-0}  # Ray's own default, 15, starves workers next to other programs
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=${RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT:-300}
 
 # A node may resolve its name to loopback, so another one is asked. The port is below the ports that Linux gives out and
@@ -206,7 +207,7 @@ def _pod(job: Job, profile: Kubernetes, name: str, gpus: int) -> dict[str, objec
             {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim.removesuffix(":ro"), **only}}
         )
         mounts.append({"name": f"claim-{number}", "mountPath": inside, **only})
-    variables = {"RAY_USAGE_STATS_ENABLED": "0"} | profile.environment
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"} | profile.environment
     resources = {"cpu": str(profile.cpus), "memory": profile.memory.rstrip("B")} | (
         {"nvidia.com/gpu": gpus} if gpus else {}
     )
