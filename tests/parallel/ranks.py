@@ -54,6 +54,7 @@ def _wait(processes: list[Any], files: list[Path], end: float) -> None:
 
 
 def _run(file: Path, function: Callable[..., Any], rendezvous: str, rank: int, args: tuple[Any, ...]) -> None:
+    tempfile.tempdir = str(file.parent)  # a fork ends without the ends of imported packages, which would empty it
     try:
         answer = ("done", function(rendezvous, rank, *args))
     except BaseException:
