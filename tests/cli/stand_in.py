@@ -49,7 +49,8 @@ def start(recipe: WithSteps, folder: Path, stop: object = None) -> Path:
     return folder
 
 
-if __name__ == "__main__":
+def prepare() -> None:
+    """Put the stand-ins in the place of the recipe and of the run."""
     recipe = types.ModuleType("whet.run.recipe")
     recipe.Recipe = WithSteps  # type: ignore[attr-defined]
     sys.modules["whet.run.recipe"] = recipe
@@ -61,6 +62,10 @@ if __name__ == "__main__":
 
     whet.run.folder.new_folder = lambda *_, **__: Path("runs/one")
     whet.run.run = run  # type: ignore[attr-defined]
+
+
+def play() -> None:
+    """Run the command line, and check that it has imported nothing heavy."""
     from whet.cli import main
 
     try:
@@ -68,3 +73,8 @@ if __name__ == "__main__":
     finally:
         heavy = {"torch", "transformers", "datasets", "peft", "reasoning_gym", "wandb"} & sys.modules.keys()
         assert not heavy, heavy
+
+
+if __name__ == "__main__":
+    prepare()
+    play()

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.ancestor import Ancestor
 from tests.cpu_time import childrens_cpu_seconds_below
 from tests.forks import finished, program_fork, whet_fork
 from whet import __version__
@@ -20,7 +22,35 @@ from whet.run.folder import create
 ROOT = Path(__file__).parents[2]
 
 
-def whet(*words: str, cwd: Path, module: str = "tests.cli.stand_in") -> subprocess.CompletedProcess[str]:
+@cache
+def stand_in() -> Ancestor:
+    """A process with the stand-in and the command line, and nothing heavy."""
+    imports = "import tests.cli.stand_in\ntests.cli.stand_in.prepare()\nimport whet.cli.main\n"
+    return Ancestor(imports, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+
+
+@cache
+def plain() -> Ancestor:
+    return Ancestor("import whet.cli.main\n", PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+
+
+def played(ancestor: Ancestor, code: str, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    code = f"import sys\nsys.argv[0] = 'whet'\n{code}"
+    return ancestor.run(code, *words, folder=folder, COLUMNS="100", NO_COLOR="1")
+
+
+def whet(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """``whet WORDS`` over the stand-in, in a fork."""
+    return played(stand_in(), "from tests.cli.stand_in import play\nplay()", *words, folder=cwd)
+
+
+def real(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """``whet WORDS`` in a fork."""
+    return played(plain(), "from whet.cli import main\nmain()", *words, folder=cwd)
+
+
+def started(*words: str, cwd: Path, module: str = "tests.cli.stand_in") -> subprocess.CompletedProcess[str]:
+    """The same in a new process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
@@ -38,7 +68,7 @@ def folder(tmp_path):
 
 def test_help_answers_at_once_and_imports_nothing_heavy(folder):
     with childrens_cpu_seconds_below(3):  # 0.2 on a free core
-        result = whet("--help", cwd=folder, module="whet")
+        result = started("--help", cwd=folder, module="whet")
     assert result.returncode == 0
     for command in ("train", "resume", "eval", "show", "view", "export", "doctor", "recipes"):
         assert command in result.stdout
@@ -52,21 +82,21 @@ def test_help_answers_at_once_and_imports_nothing_heavy(folder):
 
 def test_help_and_the_version_can_be_asked_for_in_words(folder):
     for words in (["help"], ["--help"], ["-h"]):
-        assert "quickstart" in whet(*words, cwd=folder, module="whet").stdout
-    assert "--folder" in whet("help", "train", cwd=folder, module="whet").stdout
+        assert "quickstart" in real(*words, cwd=folder).stdout
+    assert "--folder" in real("help", "train", cwd=folder).stdout
     for word in ("version", "-V", "--version"):
-        assert whet(word, cwd=folder, module="whet").stdout == f"whet {__version__}\n"
+        assert real(word, cwd=folder).stdout == f"whet {__version__}\n"
 
 
 def test_every_command_has_help(folder):
     for command in ("train", "eval", "view", "export", "doctor"):
-        assert whet(command, "--help", cwd=folder, module="whet").returncode == 0
+        assert real(command, "--help", cwd=folder).returncode == 0
 
 
 def test_a_wrong_recipe_ends_in_one_message_with_code_2_and_no_heavy_import(folder):
     (folder / "bad.yaml").write_text("name: x\noptimizer:\n  lrr: 1\n")
     with childrens_cpu_seconds_below(5):  # 0.5 on a free core
-        result = whet("train", "bad.yaml", "steps=abc", cwd=folder)
+        result = started("train", "bad.yaml", "steps=abc", cwd=folder)
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith("error: 2 problems in the recipe:")
     assert "bad.yaml:3: optimizer.lrr: unknown key. Did you mean 'lr'?" in result.stderr
@@ -269,7 +299,7 @@ def test_show_explains_a_key(folder):
 
 
 def test_a_closed_output_pipe_is_not_an_error(folder):
-    (folder / "long.yaml").write_text("numbers:\n" + "".join(f"  key{i}: {i}\n" for i in range(20000)))
+    (folder / "long.yaml").write_text("numbers:\n" + "".join(f"  key{i}: {i}\n" for i in range(4000)))
     command = f"{sys.executable} -m tests.cli.stand_in show long.yaml | head -1"
     result = subprocess.run(
         command, shell=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
