@@ -3,15 +3,31 @@ starts at once. What an extra brings is imported if it is installed."""
 
 import gc
 from contextlib import suppress
+from importlib import import_module
+from pkgutil import iter_modules
+
+import rich.live
 
 import tests.parallel.cases
+import whet.algorithms
+import whet.api
+import whet.checkpoint
+import whet.cli.main
+import whet.engines.torch
+import whet.launch
 import whet.run.run
+import whet.show
 from whet.base.errors import ConfigError
 from whet.tasks.adapters import reasoning_gym
 from whet.tasks.instructions.checks import registry
 from whet.tasks.math import grader
 
-__all__ = ["tests", "whet"]
+__all__ = ["rich", "tests", "whet"]
+
+# What commands import only when they need it.
+for package in (whet.algorithms, whet.checkpoint, whet.engines.torch, whet.launch, whet.run, whet.show):
+    for module in iter_modules(package.__path__, f"{package.__name__}."):
+        import_module(module.name)
 
 with suppress(ImportError):
     import peft  # noqa: F401
