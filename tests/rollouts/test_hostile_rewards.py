@@ -3,6 +3,7 @@ never becomes a reward, and answers without tokens do no harm."""
 
 import asyncio
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ NO_NUMBERS: dict[str, Any] = {
     "tensor": torch.tensor(1.0),
 }
 each_wrong = pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
+some_wrong = pytest.mark.parametrize("value", [math.nan, None], ids=["nan", "None"])  # the same function checks all
 
 
 class Says(Lowercase):
@@ -61,14 +63,19 @@ class Judges(Says):
             group.episodes[-1].reward = self.scores.get("reward", 0.0)
 
 
-async def second_task(folder: Path) -> str:
-    async with source(folder) as peek:
-        return (await peek.next_groups())[1].task.uid
+@cache
+def second_task(folder: Path) -> str:
+    async def go() -> str:
+        async with source(folder) as peek:
+            return (await peek.next_groups())[1].task.uid
+
+    return asyncio.run(go())
 
 
 def check_lost_and_counted(folder: Path, kind: type[Says], scores: Any, says: str) -> None:
+    victim = second_task(folder)
+
     async def go() -> None:
-        victim = await second_task(folder)
         async with source(folder, kind(scores=scores, victim=victim), max_failed=0.5) as rollouts:
             groups = await rollouts.next_groups()
             assert victim not in {group.task.uid for group in groups}
@@ -90,7 +97,7 @@ def test_a_grade_that_is_no_finite_number_loses_its_group_and_says_which(tiny_mo
     )
 
 
-@each_wrong
+@some_wrong
 def test_so_does_a_score_beside_the_reward(tiny_model: Path, value: Any) -> None:
     scores = {"reward": 1.0, "style": value}
     check_lost_and_counted(tiny_model, Says, scores, r"the score style returned by .*finite number")
@@ -102,12 +109,12 @@ def test_so_does_a_grade_without_a_reward(tiny_model: Path, scores: Any) -> None
     check_lost_and_counted(tiny_model, Says, scores, says)
 
 
-@each_wrong
+@some_wrong
 def test_so_does_a_reward_that_score_group_sets(tiny_model: Path, value: Any) -> None:
     check_lost_and_counted(tiny_model, Judges, {"reward": value}, "the reward of .* after score_group is")
 
 
-@each_wrong
+@some_wrong
 def test_so_does_a_score_that_score_group_sets(tiny_model: Path, value: Any) -> None:
     check_lost_and_counted(tiny_model, Judges, {"style": value}, "the score style of .* after score_group is")
 
@@ -199,6 +206,8 @@ def test_empty_answers_are_graded_recorded_and_harmless(
         steps=2,
         algorithm={"type": algorithm, "group_size": 2, "minibatches": 3},
         generator=generator | {"max_context": 256, "all": everything, "keep_stop_token": keep_stop_token},
+        evaluation={"enabled": False},
+        checkpoints={"every": 0},
     )
     folder = run.start(recipe, tmp_path / "run")
     trained = lines(folder, "train")[1:]
