@@ -54,7 +54,7 @@ def test_two_steps_of(name: str, tiny_model: Path, tmp_path: Path) -> None:
 
 def test_ppo_learns_the_toy_task_with_a_critic(tiny_model: Path, tmp_path: Path) -> None:
     algorithm = {"type": "ppo", "group_size": 4, "minibatches": 3, "critic_warmup": 2, "critic_lr": 5e-3}
-    recipe = toy_recipe(tiny_model, steps=25, algorithm=algorithm, checkpoints={"every": 0})
+    recipe = toy_recipe(tiny_model, steps=18, algorithm=algorithm, checkpoints={"every": 0})
     folder = run.start(recipe, tmp_path / "run")
     before, after = lines(folder, "evaluation")
     assert after["evaluation/reward"] > before["evaluation/reward"] + 0.2
@@ -62,7 +62,7 @@ def test_ppo_learns_the_toy_task_with_a_critic(tiny_model: Path, tmp_path: Path)
     assert ["loss" in line for line in trained[:4]] == [False, False, True, True]
     assert all("critic/loss" in line and "value/explained_variance" in line for line in trained)
     assert trained[-1]["critic/value/squared_error"] < trained[0]["critic/value/squared_error"]
-    assert {path.name for path in (folder / "checkpoints" / "step-000025").iterdir()} >= {"policy", "critic"}
+    assert {path.name for path in (folder / "checkpoints" / "step-000018").iterdir()} >= {"policy", "critic"}
 
 
 def test_online_dpo_learns_the_toy_task_and_counts_what_it_drops(tiny_model: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ PRIME = {"type": "prime", "group_size": 4, "filters": []}
 
 
 def test_prime_learns_the_toy_task_with_a_reward_model_that_learns_beside_it(tiny_model: Path, tmp_path: Path) -> None:
-    recipe = toy_recipe(tiny_model, steps=25, algorithm=PRIME, checkpoints={"every": 0})
+    recipe = toy_recipe(tiny_model, steps=18, algorithm=PRIME, checkpoints={"every": 0})
     folder = run.start(recipe, tmp_path / "run")
     before, after = lines(folder, "evaluation")
     assert after["evaluation/reward"] > before["evaluation/reward"] + 0.2
