@@ -27,7 +27,8 @@ __all__ = ["rich", "tests", "whet"]
 # What commands import only when they need it.
 for package in (whet.algorithms, whet.checkpoint, whet.engines.torch, whet.launch, whet.run, whet.show):
     for module in iter_modules(package.__path__, f"{package.__name__}."):
-        import_module(module.name)
+        with suppress(ImportError):
+            import_module(module.name)
 
 with suppress(ImportError):
     import peft  # noqa: F401
