@@ -40,9 +40,15 @@ LAYOUTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def held(rendezvous: str, rank: int, cases: list[Case]) -> list[Shard]:
     found = []
     for case in cases:
-        parts = list(build(case, rendezvous, rank).module.parameters())
-        trained = sum(local(p).numel() for p in parts if p.requires_grad)
-        found.append(Shard(sum(local(p).numel() * p.element_size() for p in parts), trained))
+        worker = build(case, rendezvous, rank)
+        parts = list(worker.module.parameters())
+        trained = [p for p in parts if p.requires_grad]
+        updated = trained
+        if case.learner.get("distributed_optimizer"):
+            assert worker.optimizer is not None
+            updated = [p for group in worker.optimizer.param_groups for p in group["params"]]
+        numbers, own = (sum(local(p).numel() for p in some) for some in (trained, updated))
+        found.append(Shard(sum(local(p).numel() * p.element_size() for p in parts), numbers, own))
     return found
 
 
@@ -51,7 +57,8 @@ def laid_out(case: Case, rank: int = 0) -> Shard:
     precision = case.learner.get("precision", "float64")
     value = case.loss == "value"
     parallel = ParallelConfig(**case.parallel)
-    return lay_out(model, parallel, precision, train=case.trains, value_head=value, rank=rank)
+    whole = case.learner.get("distributed_optimizer", False)
+    return lay_out(model, parallel, precision, train=case.trains, value_head=value, rank=rank, whole=whole)
 
 
 @pytest.mark.slow
@@ -61,6 +68,18 @@ def test_every_rank_holds_what_its_rehearsal_says(models):  # noqa: F811
     for index, case in enumerate(cases):
         said = [laid_out(case, rank) for rank in range(4)]
         assert said == [answers[index] for answers in real], LAYOUTS[index]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "more"), [("qwen", {}), ("moe", {"expert": 2})])
+def test_ranks_of_the_distributed_optimizer_share_only_the_updates(models, model, more):  # noqa: F811
+    pytest.importorskip("megatron.core", reason="needs Megatron Core: pip install 'whet[megatron]'")
+    learner = {"type": "megatron", "distributed_optimizer": True, "precision": "float32"}
+    case = Case(models[model], {"fsdp": 2, "tensor": 2, **more}, learner=learner)
+    for rank, [real] in enumerate(on_ranks(4, held, [case])):
+        said = laid_out(case, rank)
+        assert (said.weights, said.trained) == (real.weights, real.trained)
+        assert said.updated == pytest.approx(real.updated, rel=0.05)  # shares begin anywhere in a parameter
 
 
 def test_parts_add_up_to_the_model_and_the_first_rank_has_most(models):  # noqa: F811

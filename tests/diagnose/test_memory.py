@@ -50,10 +50,10 @@ def test_the_peak_of_a_learner_is_planned_to_15_percent(model, precision, how):
 def test_ranks_divide_what_is_trained():
     size = model_size(tiny_llama().config)
     alone = learner_memory(
-        size, LearnerConfig(precision="float32"), ParallelConfig(), Shard(4000, 1000), activations=1000
+        size, LearnerConfig(precision="float32"), ParallelConfig(), Shard(4000, 1000, 1000), activations=1000
     )
     shared = ParallelConfig(fsdp=2, context=2)
-    four = learner_memory(size, LearnerConfig(precision="float32"), shared, Shard(1000, 250), activations=1000)
+    four = learner_memory(size, LearnerConfig(precision="float32"), shared, Shard(1000, 250, 250), activations=1000)
     assert four.always["weights"] == alone.always["weights"] // 4
     assert four.always["optimizer"] == alone.always["optimizer"] // 4 == 2000
     assert four.phases["learn"]["activations"] == 500
@@ -64,7 +64,9 @@ def test_recomputed_layers_leave_holes_on_the_heap_of_a_cpu_only():
 
     def peak(on_cpu: bool, checkpointing: bool, precision: str = "float32") -> int:
         learner = LearnerConfig(precision=precision, activation_checkpointing=checkpointing)
-        return learner_memory(size, learner, ParallelConfig(), Shard(4000, 1000), layer=1000, on_cpu=on_cpu).peak()
+        return learner_memory(
+            size, learner, ParallelConfig(), Shard(4000, 1000, 1000), layer=1000, on_cpu=on_cpu
+        ).peak()
 
     assert peak(True, True) - peak(False, True) == 160 * size.layers
     assert peak(True, False) == peak(False, False)
@@ -74,7 +76,7 @@ def test_recomputed_layers_leave_holes_on_the_heap_of_a_cpu_only():
 def test_a_model_that_only_scores_has_no_gradients_and_no_optimizer():
     size = model_size(tiny_llama().config)
     frozen = learner_memory(
-        size, LearnerConfig(precision="float32"), ParallelConfig(), Shard(4000, 0), activations=1000
+        size, LearnerConfig(precision="float32"), ParallelConfig(), Shard(4000, 0, 0), activations=1000
     )
     assert frozen == Memory({"weights": 4000})
 

@@ -69,9 +69,30 @@ def test_a_run_gets_the_rewards_of_torch(
     )
 
 
+@pytest.mark.slow
+def test_a_run_with_the_distributed_optimizer_gets_the_rewards_of_fsdp(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core", reason=NEEDED)
+    model, learner = save_tiny_model(tmp_path / "model", tiny_qwen3), MEGATRON | {"precision": "float32"}
+    expected = trained(model, tmp_path / "fsdp", 12, learner, **on(fsdp=2))
+    found = trained(model, tmp_path / "shared", 12, learner | {"distributed_optimizer": True}, **on(fsdp=2))
+    assert len({line["reward/mean"] for line in expected}) > 6  # rewards that could differ
+    assert [line["reward/mean"] for line in found] == [line["reward/mean"] for line in expected]
+    assert [line["gradient_norm"] for line in found] == pytest.approx(
+        [line["gradient_norm"] for line in expected], rel=1e-4
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        (
+            {"learner": MEGATRON | {"distributed_optimizer": True}},
+            r"learner\.distributed_optimizer = true shares moments among the ranks .* but both are 1",
+        ),
+        (
+            {"learner": {"distributed_optimizer": True}, "parallel": {"fsdp": 2}, "cluster": "processes"},
+            r"is Megatron Core's; set learner\.type=megatron",
+        ),
         ({"model": {"lora": {"dora": True}}}, r"learner\.type = megatron does not support model\.lora\.dora"),
         ({"parallel": {"fsdp": 2, "cpu_offload": True}, "cluster": "processes"}, r"support parallel\.cpu_offload"),
         ({"learner": MEGATRON | {"compile": True, "balance": 0.1}}, r"learner\.compile, learner\.balance"),

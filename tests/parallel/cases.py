@@ -61,7 +61,8 @@ class Case:
 
     def one_rank(self) -> "Case":
         """The same on one rank by torch."""
-        return replace(self, parallel={}, max_tokens=ENOUGH, learner={**self.learner, "type": "torch"})
+        plain = {"type": "torch", "distributed_optimizer": False}
+        return replace(self, parallel={}, max_tokens=ENOUGH, learner={**self.learner, **plain})
 
 
 @dataclass
@@ -144,7 +145,11 @@ def build_errors(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
 def full(worker: LearnerWorker, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Return whole tensors from this rank's parts of parameters, under the names in files."""
     stored = worker.module.shards.parameters.stored
-    return {name: full_tensor(p, CPU).clone() for own, part in named for name, p in stored(own, part).items()}
+    return whole(part for own, tensor in named for part in stored(own, tensor).items())
+
+
+def whole(parts: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: full_tensor(part, CPU).clone() for name, part in parts}
 
 
 def full_weights(worker: LearnerWorker) -> dict[str, Tensor]:
@@ -186,7 +191,9 @@ def train(rendezvous: str, rank: int, case: Case) -> Outputs:
     assert len(micro(0)) > 1 or case.max_tokens == ENOUGH  # on each shard
     scored = score(case, worker)
     worker.accumulate(micro(0), loss)
-    gradients = full(worker, ((name, p.grad) for name, p in worker.module.by_name() if p.grad is not None))
+    parts = worker.module.shards.parameters.gradients
+    trained = [(name, p) for name, p in worker.module.by_name() if p.grad is not None]
+    gradients = whole(part for name, p in trained for part in parts(name, p).items())
     updates = [worker.update(micro(step), loss) for step in range(case.steps)]
     assert not any(update.skipped for update in updates)
     return Outputs(

@@ -3,6 +3,7 @@ and the model has no memory, so the real ``parallelize`` can shard it for a layo
 torch or ``whet.parallel`` refuse are refused here too, except if it depends on the weights' values.
 """
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from whet.base.errors import WhetError
 from whet.cluster.base import RankInfo
@@ -33,6 +36,7 @@ class Shard:
 
     weights: int  # bytes
     trained: int  # numbers
+    updated: int  # numbers of these that this rank updates
     quantized: int = 0  # numbers in 4 bits
     restored: int = 0  # numbers in the largest of these matrices, which is computed with in full
 
@@ -45,22 +49,41 @@ def lay_out(
     train: bool,
     value_head: bool = False,
     rank: int = 0,
+    whole: bool = False,
 ) -> Shard:
-    """Shard the model as ``rank`` does and count its part. Needs only the model's config file. Raises ``WhetError`` if
+    """Shard the model as ``rank`` does and count its part. ``whole``: ranks with other data or tokens shard only the
+    updates, as the distributed optimizer does. Needs only the model's config file. Raises ``WhetError`` if
     the model can't be sharded that way. If the shards are uneven, the first ranks have the largest."""
     with rehearsal(parallel, rank) as ranks:
         build = partial(build_whole, model, precision, train, value_head, 0)
         scorer, _ = parallelize(build, ranks, bfloat16=precision == "bfloat16", trains=train)
-        parts = [(local(parameter), parameter.requires_grad) for parameter in scorer.parameters()]
-        layers = quantized_layers(scorer).values()
-        parts += [(stored, False) for layer in layers for stored in (layer.packed, layer.scales)]
+        parameters = list(scorer.parameters())
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        layers = list(quantized_layers(scorer).values())
         numbers = [layer.in_features * layer.out_features for layer in layers]
+        held = _before_fsdp if whole else _numbers
     return Shard(
-        sum(part.numel() * part.element_size() for part, _ in parts),
-        sum(part.numel() for part, trains in parts if trains),
+        sum(held(parameter) * parameter.element_size() for parameter in parameters)
+        + sum(layer.packed.nbytes + layer.scales.nbytes for layer in layers),
+        sum(held(parameter) for parameter in trained),
+        sum(_numbers(parameter) for parameter in trained),
         sum(numbers),
         max(numbers, default=0),
     )
+
+
+def _numbers(parameter: Tensor) -> int:
+    return local(parameter).numel()
+
+
+def _before_fsdp(parameter: Tensor) -> int:
+    """Return the numbers of a parameter that a rank would have if FSDP had not sharded it."""
+    if not isinstance(parameter, DTensor):
+        return parameter.numel()
+    mesh = parameter.device_mesh
+    cuts = zip(mesh.mesh_dim_names or (), mesh.shape, parameter.placements, strict=True)
+    others = (size for name, size, cut in cuts if name not in ("shards", "copies") and not cut.is_replicate())
+    return parameter.numel() // math.prod(others)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def learner_memory(
     per number of AdamW's moments, if they differ from the weights'; ``moments``: their number, if not two for each
     trained parameter."""
     master, computing, stage = _MASTER[config.computes_in], BYTES[config.computes_in], stage or Stage()
-    numbers = 2 * shard.trained if moments is None else moments
+    numbers = 2 * shard.updated if moments is None else moments
     always = {"weights": shard.weights, "reference": reference, "optimizer": numbers * (moment or master)}
     if asynchronous:
         always["copy that is saved (CPU)"] = (shard.trained + numbers) * master
@@ -97,7 +97,8 @@ def learner_memory(
             "a matrix, back from 4 bits": shard.restored * master,
             "hidden states between stages": stage.borders * hidden_states // sharing * master,
         }
-    if parallel.ranks > 1:  # FSDP all-gathers a layer before it computes, even with one rank per stage
+    whole = config.distributed_optimizer and shard.trained
+    if parallel.ranks > 1 and not whole:  # FSDP all-gathers a layer before it computes, even with one rank per stage
         plain = size.largest_layer - size.largest_experts
         learn["gathered layers"] = 2 * computing * (plain // parallel.tensor + size.largest_experts // parallel.expert)
         if shard.trained:  # kept until their gradients are reduced at the end of the backward pass

@@ -70,7 +70,8 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
     parallel = recipe.parallel
     lengths, _ = _micro_batches(recipe)
     here = Memory({"runtime": runtime})
-    plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), _batch(recipe), {"this process": here}, 0, 0)
+    layout = _layout(parallel, recipe.learner.distributed_optimizer)
+    plan = Plan(parallel.ranks, layout, {}, sum(lengths), _batch(recipe), {"this process": here}, 0, 0)
     plan.precision = str(decision)
     apart = recipe.cluster.has_processes
     has_roles = len(recipe.algorithm.roles) > 1
@@ -129,9 +130,17 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
     for stage in stages(size.layers, parallel, micro_batches):
         try:
             shard, frozen = (
-                lay_out(model, parallel, learner.computes_in, train=train, value_head=value, rank=stage.rank)
+                lay_out(
+                    model,
+                    parallel,
+                    learner.computes_in,
+                    train=train,
+                    value_head=value,
+                    rank=stage.rank,
+                    whole=train and learner.distributed_optimizer,
+                )
                 if exists
-                else Shard(0, 0)
+                else Shard(0, 0, 0)
                 for train, exists in ((trains, True), (False, has_reference))
             )
         except (WhetError, ValueError, RuntimeError, AssertionError) as error:  # of this package, or of torch
@@ -155,7 +164,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
                 asynchronous=recipe.checkpoints.asynchronous and trains and not gpu,  # the copy is on the CPU
                 on_cpu=not gpu,
                 moment=1 if recipe.optimizer.moments == "8bit" else None,
-                moments=recipe.optimizer.numbers(shard.trained, size.hidden, size.vocabulary),
+                moments=recipe.optimizer.numbers(shard.updated, size.hidden, size.vocabulary),
             ),
         )
 
@@ -245,7 +254,7 @@ def _trained(recipe: "Recipe", lengths: list[int]) -> int:
     return min(sum(lengths), answers * (recipe.sampling.longest - recipe.sampling.max_prompt_tokens))
 
 
-def _layout(parallel: "ParallelConfig") -> list[str]:
+def _layout(parallel: "ParallelConfig", distributed_optimizer: bool) -> list[str]:
     """List the mesh dimensions that are larger than 1, from the slowest to the fastest varying."""
     meanings = {
         "replicas": "copies of the sharded model, each with different data",
@@ -255,6 +264,8 @@ def _layout(parallel: "ParallelConfig") -> list[str]:
         "tensor": "ranks that split every matrix",
         "expert": "neighbouring ranks of one copy, which split the experts of every layer",
     }
+    if distributed_optimizer:
+        meanings["fsdp"] = "ranks with all weights and a share of the optimizer's moments each, with different data"
     sizes: dict[str, int] = dict(parallel)
     return [f"{name} {sizes[name]}: {text}" for name, text in meanings.items() if sizes[name] > 1]
 

@@ -66,6 +66,10 @@ class LearnerConfig(Config):
     Smaller values take less memory. None: ``max_tokens``."""
     activation_checkpointing: bool = False
     """Recompute each layer's activations in the backward pass: less memory, about a third more compute."""
+    distributed_optimizer: bool = False
+    """With ``megatron``: Megatron Core's distributed optimizer in place of FSDP2. The ranks of ``parallel.fsdp`` and
+    ``context`` have whole weights and gradients, and each has the moments of its share. Needs AdamW and float32
+    weights."""
     balance: float | None = Field(None, ge=0)
     """Mixtures of experts: how far a step moves each router's bias towards even loads (DeepSeek-V3: 0.001), without an
     auxiliary loss. 0: only reports the loads. Applies to the policy."""
@@ -102,6 +106,8 @@ class LearnerConfig(Config):
                 f"learner.type = megatron does not support {', '.join(unsupported)}; leave that out, or set "
                 "learner.type=torch"
             )
+        if self.distributed_optimizer:
+            yield from self._problems_of_distributed_optimizer(parallel)
         if self.float8 and (self.precision not in ("auto", "bfloat16") or parallel.ranks > 1 or lora):
             yield "learner.float8 = true needs precision = bfloat16, one rank, and no LoRA"
         for key, ranks in (("tensor", parallel.tensor), ("expert", parallel.expert)):
@@ -110,6 +116,18 @@ class LearnerConfig(Config):
                     f"learner.compile = true compiles layers, but parallel.{key} = {ranks} splits "
                     "them; leave one of them out"
                 )
+
+    def _problems_of_distributed_optimizer(self, parallel: ParallelConfig) -> Iterator[str]:
+        what = "learner.distributed_optimizer = true"
+        if self.type != "megatron":
+            yield f"{what} is Megatron Core's; set learner.type=megatron, or leave it out: parallel.fsdp shards more"
+        if parallel.fsdp * parallel.context == 1:
+            yield (
+                f"{what} shares moments among the ranks of parallel.fsdp and context, but both are 1; set "
+                "parallel.fsdp=2 or more, or leave it out"
+            )
+        if self.precision == "float64":
+            yield f"{what} is for weights in float32, not learner.precision = float64; leave one of them out"
 
     def _not_with_megatron(self, parallel: ParallelConfig) -> Iterator[str]:
         set_here = {"compile": self.compile, "float8": self.float8, "balance": self.balance is not None}

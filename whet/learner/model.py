@@ -164,14 +164,15 @@ def build_model(
     attention: AttentionName = "blocks",
     float8: bool = False,
     megatron: bool = False,
+    whole: bool = False,
 ) -> LearnerModel:
     """Build the model on this rank. See ``load_model`` for ``train`` and ``seed``; with several ranks, all must call
-    this together."""
+    this together. ``whole``: with ``megatron``, nothing is sharded over ranks with other data."""
     half = precision == "bfloat16"
     bf16_stream = half and device.type == "cuda"
     build = partial(build_whole, config, precision, train, value_head, seed)
     if megatron:
-        return _of_megatron(build, ranks, device, half)
+        return _of_megatron(build, ranks, device, half, whole)
     if ranks is None:
         model = build(torch.device("cpu")).to(device)
     else:
@@ -193,7 +194,7 @@ def build_model(
 
 
 def _of_megatron(
-    build: Callable[[torch.device], LearnerModel], ranks: Ranks | None, device: torch.device, half: bool
+    build: Callable[[torch.device], LearnerModel], ranks: Ranks | None, device: torch.device, half: bool, whole: bool
 ) -> LearnerModel:
     """Return the model of Megatron Core's layers; hidden states between stages have the weights' dtype."""
     if half and device.type == "cpu":
@@ -205,12 +206,23 @@ def _of_megatron(
         warnings.filterwarnings("ignore", module="megatron")  # about optional packages, and old settings
         from whet.parallel.megatron.build import build_megatron
 
-        model, shards = build_megatron(build, ranks, device)
+        model, shards = build_megatron(build, ranks, device, whole)
     model.shards, model.lockstep, model.device = shards, ranks is not None, device
     if ranks is not None and ranks.config.pipeline > 1:
         model.pipeline = Pipeline(model.model, model.shards.tokens, ranks)
     model.measure()
     return model
+
+
+def distributed(made: torch.optim.Optimizer, model: LearnerModel, ranks: Ranks | None) -> torch.optim.Optimizer:
+    """Return AdamW, as ``made`` for the parameters of a model of Megatron Core's layers, as its distributed
+    optimizer."""
+    from whet.parallel.megatron.optimizer import DistributedAdamW
+
+    if ranks is None:
+        raise WhetError("learner.distributed_optimizer = true needs several ranks, for instance parallel.fsdp=2")
+    tied = None if model.pipeline is None else model.pipeline.tied
+    return DistributedAdamW(made, model, model.shards.parameters, ranks, tied)
 
 
 def build_whole(

@@ -15,7 +15,7 @@ from whet.base.extras import extra
 from whet.base.strict_json import JsonObject
 from whet.config.component import ComponentError, import_path
 from whet.learner.config import OptimizerConfig, ParameterGroup
-from whet.parallel.parameters import local
+from whet.parallel.parameters import StateInShares, local
 
 NUMBER = "-number"
 """Follows the kind of a state that is a Python number, in the names of saved tensors."""
@@ -160,6 +160,8 @@ def stored_state(
     optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, stored: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return a parameter's state, to be filled from files that describe it in ``stored``, by KIND/NAME."""
+    if isinstance(optimizer, StateInShares):
+        return optimizer.empty_state_of(parameter)
     if _is_adamw(optimizer):
         return empty_state(optimizer, parameter)
     kinds = {key.partition("/")[0]: tensor for key, tensor in stored.items() if key.partition("/")[2] == name}
@@ -168,6 +170,23 @@ def stored_state(
         kind: torch.empty_like(tensor, device=parameter.device if tensor.dim() else "cpu")
         for kind, tensor in kinds.items()
     }
+
+
+def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Mapping[str, object]:
+    """Return a parameter's state; empty before the first step."""
+    if isinstance(optimizer, StateInShares):
+        return optimizer.state_of(parameter)
+    return optimizer.state.get(parameter, {})
+
+
+def replace_states(optimizer: torch.optim.Optimizer, states: Iterable[tuple[Tensor, dict[str, object]]]) -> None:
+    """Replace the state of all parameters."""
+    optimizer.state.clear()
+    for parameter, state in states:
+        if isinstance(optimizer, StateInShares):
+            optimizer.set_state(parameter, state)
+        else:
+            optimizer.state[parameter] = state
 
 
 def restored(state: Mapping[str, Tensor]) -> dict[str, object]:

@@ -66,12 +66,14 @@ def forward_backward(
             return loss(number, output)
         return sum((column.sum() for column in output.columns().values()), torch.zeros(()))  # zeros
 
+    parameters = model.shards.parameters
     if model.pipeline is None:
-        for number, batch in enumerate(PROGRESS.each(batches, "micro-batches")):
-            COMPUTE.yield_to_decoder()
-            set_last_backward(model, number == len(batches) - 1)
-            run(number, batch).backward()
-        model.shards.parameters.sum_gradients(model.by_name())
+        with parameters.accumulating():
+            for number, batch in enumerate(PROGRESS.each(batches, "micro-batches")):
+                COMPUTE.yield_to_decoder()
+                set_last_backward(model, number == len(batches) - 1)
+                run(number, batch).backward()
+        parameters.sum_gradients(model.by_name())
         return
     full = _full(model.pipeline.micro_batches(len(batches)), batches)
 
@@ -81,9 +83,10 @@ def forward_backward(
             output.register_hook(lambda _: set_last_backward(model, number == len(full) - 1))
         return output
 
-    model.pipeline.run(stage, [len(batch) for batch in full], backward=True)
+    with parameters.accumulating():
+        model.pipeline.run(stage, [len(batch) for batch in full], backward=True)
     model.pipeline.sum_tied()
-    model.shards.parameters.sum_gradients(model.by_name())
+    parameters.sum_gradients(model.by_name())
 
 
 def measure(model: LearnerModel, total: Tensor, ranks: Ranks | None) -> tuple[float, float, float]:
@@ -92,9 +95,9 @@ def measure(model: LearnerModel, total: Tensor, ranks: Ranks | None) -> tuple[fl
     if ranks is None:
         loss, norm = torch.stack([total.double(), gradient_norm(model.parameters()).double()]).tolist()
         return loss, loss, norm
-    stored = model.shards.parameters.stored
-    owned = ((name, p.grad) for name, p in model.owned_parameters() if p.grad is not None)
-    gradients = [part for name, gradient in owned for part in stored(name, gradient).values()]
+    parts = model.shards.parameters.gradients
+    owned = ((name, p) for name, p in model.owned_parameters() if p.grad is not None)
+    gradients = [part for name, parameter in owned for part in parts(name, parameter).values()]
     squares = squared_norm(gradients, ranks.info.ranks // ranks.config.pipeline).to(ranks.device)
     loss, squared = ranks.sum(torch.stack([total / ranks.config.ranks_per_shard, squares])).tolist()
     return float(total), loss, math.sqrt(squared) if squared >= 0 else math.nan

@@ -29,8 +29,10 @@ from whet.learner.optimizer import (
     check_settings,
     group_settings,
     pieces,
+    replace_states,
     restore_settings,
     restored,
+    state_of,
     stored_state,
 )
 from whet.learner.sharded_files import described, fill, write_pieces
@@ -145,9 +147,7 @@ class LearnerState:
         for name, tensor in [*tensors.items(), *moments.items()]:
             self._model.shards.parameters.restore(name, tensor, filled)
         if self._optimizer is not None:
-            self._optimizer.state.clear()
-            for name, state in states.items():
-                self._optimizer.state[tensors[name]] = restored(state)
+            replace_states(self._optimizer, ((tensors[name], restored(state)) for name, state in states.items()))
             restore_settings(self._optimizer, progress.groups)
         if self._config.matmul_precision != "auto":
             progress.matmul_precision = self._config.matmul_precision
@@ -178,8 +178,9 @@ class LearnerState:
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return weights and AdamW's moments, by name."""
-        weights, state = self._changing(), {} if self._optimizer is None else self._optimizer.state
-        moments = [pieces(state.get(tensor, {}), name) for name, tensor in weights.items()]
+        weights, moments = self._changing(), []
+        if self._optimizer is not None:
+            moments = [pieces(state_of(self._optimizer, tensor), name) for name, tensor in weights.items()]
         return self._stored(weights), self._stored({name: piece for state in moments for name, piece in state.items()})
 
     def _stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

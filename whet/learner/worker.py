@@ -22,9 +22,9 @@ from whet.core.batch import Batch, ModelOutput, Output
 from whet.core.packing import MicroBatch
 from whet.learner.balance import Balance
 from whet.learner.base import LearnerFacts, RankUpdate, Top
-from whet.learner.config import OUTPUTS, WorkerConfig
+from whet.learner.config import OUTPUTS, OptimizerConfig, WorkerConfig
 from whet.learner.dump import read_dump
-from whet.learner.model import LearnerModel, build_model
+from whet.learner.model import LearnerModel, build_model, distributed
 from whet.learner.optimizer import (
     build_optimizer,
     gradient_norm,
@@ -71,7 +71,7 @@ class LearnerWorker:
         self.reference: LearnerModel | None = None  # loaded when first needed
         if config.learner.activation_checkpointing and self.trains:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        self.optimizer = build_optimizer(self.module.by_name(), config.optimizer) if config.optimizer else None
+        self.optimizer = self._optimizer(config.optimizer) if config.optimizer else None
         if config.optimizer is not None and config.optimizer.groups:
             self.module.measure()  # some parameters may be frozen now
         products = set_matmul_precision(config.learner, self.device, self.ranks)
@@ -297,4 +297,11 @@ class LearnerWorker:
             attention=self.config.learner.attention,
             float8=self.config.learner.float8,
             megatron=self.config.learner.type == "megatron",
+            whole=train and self.config.learner.distributed_optimizer,
         )
+
+    def _optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
+        made = build_optimizer(self.module.by_name(), config)
+        if self.config.learner.distributed_optimizer:
+            return distributed(made, self.module, self.ranks)
+        return made

@@ -2,6 +2,7 @@
 combine parts. The classes here are for a single rank; ``whet.parallel`` has the ones that communicate."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -72,6 +73,15 @@ class Parameters:
 
     def restore(self, name: str, tensor: Tensor, stored: Mapping[str, Tensor]) -> None:
         """Set ``tensor`` to what ``stored`` has returned for it and other code has filled. Here they share memory."""
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Return the context of the backward passes of a step. Here they need none."""
+        return nullcontext()
+
+    def gradients(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return the summed gradient of a parameter as it would be stored. The parameter must have one."""
+        assert parameter.grad is not None
+        return self.stored(name, parameter.grad)
 
     def sum_gradients(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Sum over ranks what the backward passes of a step have not summed. Here: nothing."""

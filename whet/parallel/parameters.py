@@ -1,9 +1,9 @@
 """Parameters and gradients that are sharded over ranks: their norm, gathering full tensors, loading full tensors."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,24 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from whet.parallel.mesh import Ranks
 
 _ALIGNED = 16  # bytes; a tensor must lie on a multiple of its element's size
+
+
+@runtime_checkable
+class StateInShares(Protocol):
+    """An optimizer that doesn't keep the state of a parameter under it. All ranks call each method together, for the
+    same parameters in the same order."""
+
+    def empty_state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return a parameter's state before the first step; each tensor is whole or sharded."""
+        ...
+
+    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return a parameter's state; empty before the first step."""
+        ...
+
+    def set_state(self, parameter: Tensor, state: Mapping[str, Any]) -> None:
+        """Set what ``state_of`` has returned."""
+        ...
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -42,7 +42,8 @@ class Pipeline:
         tied = self.from_last(head is embeddings)
         self.copy: nn.Parameter | None = head if tied and self._is_last else None
         """The last stage's matrix, if it is tied to the first stage's."""
-        self._tied: nn.Parameter | None = embeddings if tied and (self._is_last or self._is_first) else None
+        self.tied: nn.Parameter | None = embeddings if tied and (self._is_last or self._is_first) else None
+        """The matrix of the first and of the last stage, if it is the same one."""
         self._width: int = decoder_of(model).config.hidden_size
         self._cut = config.tensor if config.sequence_parallel else 1
         dtype = self._from(0, embeddings.dtype if self._is_first else torch.float32)
@@ -125,11 +126,11 @@ class Pipeline:
     def sum_tied(self) -> None:
         """Sum the two gradients of tied embeddings, at the first and the last stage, after the backward passes of a
         step."""
-        if self._tied is None or not self._tied.requires_grad:
+        if self.tied is None or not self.tied.requires_grad:
             return
-        if self._tied.grad is None:  # of a critic, whose head is not used
-            self._tied.grad = torch.zeros_like(self._tied)
-        gradient = local(self._tied.grad)
+        if self.tied.grad is None:  # of a critic, whose head is not used
+            self.tied.grad = torch.zeros_like(self.tied)
+        gradient = local(self.tied.grad)
         mine = gradient.to(self.device).contiguous()
         other, peer = torch.empty_like(mine), self.group.size() - 1 if self._is_first else 0
         work = dist.batch_isend_irecv(

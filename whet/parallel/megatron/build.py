@@ -22,7 +22,7 @@ from whet.parallel.megatron.experts import Experts, expert_groups
 from whet.parallel.megatron.families import unsupported
 from whet.parallel.megatron.lora import adapters_of, add_adapters
 from whet.parallel.megatron.model import MegatronModel
-from whet.parallel.megatron.parameters import MegatronParameters, shard_dim
+from whet.parallel.megatron.parameters import MegatronParameters, shard_dim, stays_whole
 from whet.parallel.megatron.settings import rotary_of, shared_size, transformer_config
 from whet.parallel.megatron.stand_ins import OneRank, apply_stand_ins
 from whet.parallel.mesh import Ranks, fail_together
@@ -34,10 +34,10 @@ Root = TypeVar("Root", bound=nn.Module)
 
 
 def build_megatron(
-    build: Callable[[torch.device], Root], ranks: Ranks | None, device: torch.device
+    build: Callable[[torch.device], Root], ranks: Ranks | None, device: torch.device, whole: bool = False
 ) -> tuple[Root, Shards]:
-    """Build a module as ``parallelize`` does, with a ``MegatronModel`` as its ``model``. Raises ``WhetError`` on every
-    rank if one of them can't build it."""
+    """Build a module as ``parallelize`` does, with a ``MegatronModel`` as its ``model``. ``whole``: nothing is sharded
+    over the ranks with other data. Raises ``WhetError`` on every rank if one of them can't build it."""
     apply_stand_ins()
     source: Root | None = None
     with fail_together(ranks, "loading the model"):
@@ -54,7 +54,7 @@ def build_megatron(
             root.model = model
         if ranks is not None and ranks.config.pipeline > 1:
             keep_own_stages(root, ranks)
-    if ranks is not None:
+    if ranks is not None and not whole:
         _shard(root, model, ranks)
     root.to_empty(device=device)
     if model.config.tie_word_embeddings and model.lm_head.weight is not None:
@@ -119,7 +119,7 @@ def _shard(root: nn.Module, model: MegatronModel, ranks: Ranks) -> None:
         trains=root.training,
         own_mesh=[(module, copies) for module in model.modules() if isinstance(module, Experts)],
         placement=lambda parameter, size: Shard(shard_dim(names[id(parameter)], parameter, size)),
-        whole=[p for name, p in root.named_parameters() if "lora_" in name or name.endswith("linear_qkv.bias")],
+        whole=[p for name, p in root.named_parameters() if stays_whole(name)],
     )
 
 

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from whet.base.errors import WhetError
@@ -31,6 +32,14 @@ _ROWS = (
 _COLUMNS = (*BY_INPUTS, *(f"{other}.lora_A" for module in BY_INPUTS for other in NAMES[module]))
 
 
+class GradientBuffers(Protocol):
+    """Buffers in which the gradients of a step are added up; see ``DistributedAdamW``."""
+
+    def accumulating(self) -> AbstractContextManager[None]: ...
+
+    def reduce_scatter(self) -> None: ...
+
+
 class MegatronParameters(Parameters):
     """Stored under Hugging Face's names, so that either learner reads what the other has saved."""
 
@@ -39,6 +48,7 @@ class MegatronParameters(Parameters):
         self.parts = 1 if ranks is None else ranks.config.tensor
         self.groups = hf.num_key_value_heads // self.parts
         self.heads = hf.num_attention_heads // hf.num_key_value_heads  # of queries, in a group
+        self.buffers: GradientBuffers | None = None  # of the distributed optimizer
 
     def stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         kind, slash, name = name.rpartition("/")
@@ -106,6 +116,25 @@ class MegatronParameters(Parameters):
         stride = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(piece, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
+    def accumulating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.buffers is None else self.buffers.accumulating()
+
+    def gradients(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor]:
+        parts = super().gradients(name, parameter)
+        return parts if self.buffers is None else {other: self._shares(name, part) for other, part in parts.items()}
+
+    def _shares(self, name: str, part: Tensor) -> Tensor:
+        """Return a gradient of the distributed optimizer, which is zero on each rank but in the rank's share."""
+        assert isinstance(part, DTensor)
+        mesh, along, _ = self._layout(name)
+        placements = [
+            Partial() if size not in (along, "replicas") else placement
+            for size, placement in zip(mesh.mesh_dim_names or (), part.placements, strict=True)
+        ]
+        return DTensor.from_local(
+            local(part), mesh, placements, run_check=False, shape=part.shape, stride=part.stride()
+        )
+
     def sum_gradients(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         if self.ranks is None:
             return
@@ -113,10 +142,12 @@ class MegatronParameters(Parameters):
             if parameter.grad is None:
                 continue
             mesh, along, _ = self._layout(name)
-            summed = isinstance(parameter, DTensor)  # over data, by FSDP
+            summed = self.buffers is not None or isinstance(parameter, DTensor)  # over data, by FSDP or the buffers
             for size in mesh.mesh_dim_names or ():
                 if mesh[size].size() > 1 and (self._of_some_tokens(name) if size == along else not summed):
                     dist.all_reduce(local(parameter.grad), group=mesh.get_group(size))
+        if self.buffers is not None:
+            self.buffers.reduce_scatter()
 
     def _of_some_tokens(self, name: str) -> bool:
         """Return whether each tensor-parallel rank has applied a whole parameter to its heads or tokens only."""
@@ -125,6 +156,11 @@ class MegatronParameters(Parameters):
         assert self.ranks is not None
         among = any(kind in name for kind in ("norm", "router", "lora_", *UNCUT)) and _split_dim(name) is None
         return self.ranks.config.sequence_parallel and among
+
+
+def stays_whole(name: str) -> bool:
+    """Return whether a parameter, which is small, is not sharded over the data: LoRA, and joined biases."""
+    return "lora_" in name or name.endswith("linear_qkv.bias")
 
 
 def shard_dim(name: str, parameter: Tensor, ranks: int) -> int:

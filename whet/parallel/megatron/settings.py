@@ -53,6 +53,7 @@ def transformer_config(hf: "PretrainedConfig", dtype: torch.dtype, size: Paralle
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
+        calculate_per_token_loss=True,  # its buffers sum gradients over the data and don't average them
         params_dtype=dtype,
         pipeline_dtype=dtype,
         tensor_model_parallel_size=size.tensor,

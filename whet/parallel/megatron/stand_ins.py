@@ -1,6 +1,8 @@
 """Stand-ins for a GPU, torch's process groups and Transformer Engine, which Megatron Core expects, where they are
 missing."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from megatron.core.tensor_parallel import layers, mappings
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 _default_group = mappings.get_tensor_model_parallel_group_if_none
 
@@ -41,6 +44,31 @@ def apply_stand_ins() -> None:
         torch.cuda.current_device = _cpu  # type: ignore[assignment]
         MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = "none"  # else it makes one
         MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _counts
+
+
+def as_on_a_gpu() -> AbstractContextManager[object]:
+    """Return a context in which Megatron Core's distributed optimizer can be built; where torch finds no GPU, it is
+    built on the CPU."""
+    return nullcontext() if torch.cuda.is_available() else _AsOnAGpu()
+
+
+class _AsOnAGpu(TorchFunctionMode):
+    """Makes tensors on the CPU where the device is given as ``cuda``, and names types of tensors as on a GPU."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if named.get("device") == "cuda":
+            named["device"] = _cpu()
+        result = function(*args, **named)
+        return (
+            result.replace("torch.", "torch.cuda.") if function is Tensor.type and isinstance(result, str) else result
+        )
 
 
 def _given_group(group: Any, *more: Any, **named: Any) -> Any:
