@@ -61,11 +61,11 @@ def lay_out(
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         layers = list(quantized_layers(scorer).values())
         numbers = [layer.in_features * layer.out_features for layer in layers]
-        held = _before_fsdp if whole else _numbers
+        count = _before_fsdp if whole else _numbers
     return Shard(
-        sum(held(parameter) * parameter.element_size() for parameter in parameters)
+        sum(count(parameter) * parameter.element_size() for parameter in parameters)
         + sum(layer.packed.nbytes + layer.scales.nbytes for layer in layers),
-        sum(held(parameter) for parameter in trained),
+        sum(count(parameter) for parameter in trained),
         sum(_numbers(parameter) for parameter in trained),
         sum(numbers),
         max(numbers, default=0),

@@ -71,7 +71,7 @@ class DistributedAdamW(torch.optim.AdamW):
             root,
             pg_collection=groups,
         )
-        buffers = {0: self._chunk.buffers, 1: self._chunk.expert_parallel_buffers}  # apart, as those of two models
+        buffers = {0: self._chunk.buffers, 1: self._chunk.expert_parallel_buffers}  # apart, as if of two models
         self._buffers = buffers[0] + buffers[1]
         with torch.no_grad(), as_on_a_gpu():  # so that shares are plain tensors, which AdamW updates
             settings = OptimizerConfig(optimizer="adam", use_distributed_optimizer=True)
@@ -147,8 +147,8 @@ class DistributedAdamW(torch.optim.AdamW):
         moments = {}
         for kind in _MOMENTS:
             whole = torch.zeros_like(parameter, memory_format=torch.contiguous_format).detach()
-            if (own := self._own(parameter, whole)) is not None:
-                own.copy_(self.state[self._shares[parameter]][kind])
+            if (part := self._part(parameter, whole)) is not None:
+                part.copy_(self.state[self._shares[parameter]][kind])
             dist.all_reduce(whole.view(torch.int32), group=group)  # sums of integers, and so of bits, are exact
             moments[kind] = self._piece(parameter, whole)
         return {"step": step, **moments}
@@ -157,12 +157,12 @@ class DistributedAdamW(torch.optim.AdamW):
         """Set what ``state_of`` has returned on each rank."""
         for kind in _MOMENTS:
             whole = full_tensor(state[kind], self._ranks.device)
-            if (own := self._own(parameter, whole)) is not None:
-                self.state[self._shares[parameter]][kind] = own.clone()
+            if (part := self._part(parameter, whole)) is not None:
+                self.state[self._shares[parameter]][kind] = part.clone()
         if parameter in self._shares:
             self.state[self._shares[parameter]]["step"] = state["step"].clone()
 
-    def _own(self, parameter: Tensor, whole: Tensor) -> Tensor | None:
+    def _part(self, parameter: Tensor, whole: Tensor) -> Tensor | None:
         """Return this rank's share of a tensor of a parameter's shape, if there is one."""
         if (share := self._shares.get(parameter)) is None:
             return None
