@@ -107,7 +107,7 @@ def test_a_checkpoint_resumes_on_other_ranks_and_with_other_learners(models, tmp
             outputs.append(on_ranks(case.ranks, resume, case, source, folder, steps)[0])
         source = folder
     assert_weights_unchanged(outputs)
-    assert_close(uninterrupted, outputs[-1][1], 5e-6)
+    assert_close(uninterrupted, outputs[-1][1], 1e-5)
 
 
 MIXED = {
@@ -143,7 +143,7 @@ def test_saving_during_training_writes_the_same(models, tmp_path):
 @pytest.mark.slow
 def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
     case = Case(models["qwen"], FSDP | TENSOR, **SHARED)
-    assert_skipped(on_ranks(4, skip, case, tmp_path), case, 5e-6)
+    assert_skipped(on_ranks(4, skip, case, tmp_path), case, 1e-5)
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(models, tmp_path):
