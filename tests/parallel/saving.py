@@ -103,3 +103,16 @@ def assert_same_files(first: Path, second: Path) -> None:
     a, b = pieces(first), pieces(second)
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def assert_passes_through_one_rank(case: Case, folder: Path) -> None:
+    """Assert that a checkpoint of four ranks is the same, in weights and moments, after one rank has loaded and saved
+    it."""
+    four, single, again = folders(folder, "four", "one", "again")
+    outputs = on_ranks(4, resume, case, None, four, range(1))
+    left = {name: tensor for _, weights, _ in outputs for name, tensor in weights.items()}
+    loaded, _, _ = resume("", 0, case.one_rank(), four, single, range(0))
+    assert left.keys() == loaded.keys()
+    assert all(torch.equal(left[name], loaded[name]) for name in left)
+    on_ranks(4, resume, case, single, again, range(0))
+    assert_same_files(four, again)

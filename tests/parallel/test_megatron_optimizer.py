@@ -8,6 +8,7 @@ from tests.parallel.cases import ENOUGH, RECOMPUTED, Case, build, build_errors, 
 from tests.parallel.comparing import check, tables
 from tests.parallel.ranks import on_ranks
 from tests.parallel.saving import (
+    assert_passes_through_one_rank,
     assert_same_files,
     assert_weights_unchanged,
     folders,
@@ -122,15 +123,7 @@ MIXED = {
 @pytest.mark.parametrize("name", MIXED)
 def test_a_checkpoint_passes_through_one_process_of_torch_unchanged(models, tmp_path, name):
     model, layout, more = MIXED[name]
-    four, single, again = folders(tmp_path, "four", "one", "again")
-    case = Case(models[model], layout, **more)
-    outputs = on_ranks(4, resume, case, None, four, range(1))
-    left = {name: tensor for _, weights, _ in outputs for name, tensor in weights.items()}
-    loaded, _, _ = resume("", 0, case.one_rank(), four, single, range(0))
-    assert left.keys() == loaded.keys()
-    assert all(torch.equal(left[name], loaded[name]) for name in left)
-    on_ranks(4, resume, case, single, again, range(0))
-    assert_same_files(four, again)
+    assert_passes_through_one_rank(Case(models[model], layout, **more), tmp_path)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from tests.learner.parts import assert_close
 from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
 from tests.parallel.saving import (
+    assert_passes_through_one_rank,
     assert_same_files,
     assert_weights_unchanged,
     exported,
@@ -83,19 +84,10 @@ MIXED = {
 @SLOW
 @pytest.mark.parametrize("name", MIXED)
 def test_a_checkpoint_of_four_ranks_passes_through_one_rank_unchanged(models, tmp_path, name):
-    """The last checkpoint equals the first, in weights and moments."""
     model, layout, *more = MIXED[name]
     if more:
         pytest.importorskip("megatron.core", reason=NEEDED)
-    four, single, again = folders(tmp_path, "four", "one", "again")
-    case = Case(models[model], layout, **dict(*more))
-    outputs = on_ranks(4, resume, case, None, four, range(1))
-    left = {name: tensor for _, weights, _ in outputs for name, tensor in weights.items()}
-    loaded, _, _ = resume("", 0, case.one_rank(), four, single, range(0))
-    assert left.keys() == loaded.keys()
-    assert all(torch.equal(left[name], loaded[name]) for name in left)
-    on_ranks(4, resume, case, single, again, range(0))
-    assert_same_files(four, again)
+    assert_passes_through_one_rank(Case(models[model], layout, **dict(*more)), tmp_path)
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_on_all_ranks(models, tmp_path):
