@@ -8,6 +8,10 @@ AGENTS ?= .venv-agents
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
+# Compiled modules are kept, whatever the shell says (images of containers often forbid it): each of the many processes
+# would compile thousands of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Variables that make a newer processor behave like one without AVX-512 and bfloat16.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
