@@ -34,6 +34,8 @@ every_type = pytest.mark.parametrize("settings", TYPES, ids=lambda s: s.get("typ
 class Counting(torch.optim.Optimizer):
     """Signed steps that become smaller; its count is a Python number, as in many published optimizers."""
 
+    elementwise = True
+
     def __init__(self, params: Any, lr: float = 1e-3) -> None:
         super().__init__(params, {"lr": lr})
 
@@ -204,9 +206,17 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("settings", "parallel", "message"),
     [
-        ({"type": "muon"}, {"fsdp": 2}, "optimizer.type = muon needs whole matrices"),
-        ({"type": "adafactor"}, {"fsdp": 2}, "optimizer.type = adafactor needs whole matrices"),
-        ({"groups": ({"match": "mlp", "freeze": True},)}, {"fsdp": 2}, "freeze is for one rank, but there are 2"),
+        (
+            {"type": "adafactor"},
+            {"fsdp": 2},
+            "optimizer.type = adafactor may need whole matrices",
+        ),
+        ({"type": "torch.optim:Rprop"}, {"fsdp": 2}, "optimizer.type = torch.optim:Rprop may need whole matrices"),
+        (
+            {"type": "tests.learner.test_optimizer_types:Estimating"},
+            {"fsdp": 2},
+            "A class that computes each number from its gradients alone may set elementwise = True",
+        ),
         (
             {"groups": ({"match": "mlp", "lr": 1e-3},)},
             {"pipeline": 2},

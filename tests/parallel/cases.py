@@ -47,6 +47,7 @@ class Case:
     lora_experts: bool = False
     loss: str = "policy"
     learner: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
     max_tokens: int = 40
     groups: int = 6  # of a batch: three make about two micro-batches
     distribution: Distribution = field(default_factory=lambda: Distribution(temperature=0.7))
@@ -108,12 +109,13 @@ def batch_of(case: Case, step: int) -> Batch:
 def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
     parallel = ParallelConfig(**case.parallel)
     settings = {"precision": "float64", "matmul_precision": "highest", "deadline": 120.0, **case.learner}
+    optimizer = {"lr": 1e-2, "max_grad_norm": 0.05, "weight_decay": 0.1, **case.optimizer}
     lora = LoraSettings(rank=2, alpha=4.0, experts=case.lora_experts) if case.lora else None
     config = WorkerConfig(
         model=ModelConfig(path=str(case.model), lora=lora, vision=case.vision),
         learner=LearnerConfig(**settings),
         parallel=parallel,
-        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=0.05, weight_decay=0.1) if case.trains else None,
+        optimizer=OptimizerConfig(**optimizer) if case.trains else None,
         head="value" if case.loss == "value" else "language",
         steps=10,
         seed=3,

@@ -36,6 +36,7 @@ NEEDED = "needs Megatron Core: pip install 'whet[megatron]'"
 CHAINS = {
     "all": [(ONE, {}), (TWO, {}), (BOTH, {}), ({"context": 2}, {})],
     "lora": [(layout, {"lora": True}) for layout in (ONE, TWO, BOTH, {"context": 2})],
+    "muon": [(layout, {"optimizer": {"type": "muon"}}) for layout in (ONE, TWO, BOTH, {"context": 2})],
     "megatron": [
         (ONE, {}),
         ({"tensor": 2}, MEGATRON),
@@ -45,7 +46,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("chain", ["all", *(pytest.param(name, marks=SLOW) for name in ("lora", "megatron"))])
+@pytest.mark.parametrize("chain", ["all", *(pytest.param(name, marks=SLOW) for name in ("lora", "muon", "megatron"))])
 def test_a_learner_resumes_on_one_two_four_and_two_ranks(models, tmp_path, chain):
     """Each learner loads the checkpoint of the one before, also of another type. The weights are restored bit for bit,
     and five steps equal the steps of an uninterrupted learner."""

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from whet.base.strict_json import JsonObject
 from whet.config import Config
+from whet.config.component import ComponentError, import_path
 from whet.core.batch import Output
 from whet.models.config import AttentionName, DeviceName, ModelConfig
 from whet.parallel.config import ParallelConfig
@@ -27,6 +28,8 @@ OUTPUTS: dict[Head, frozenset[Output]] = {
 
 
 OPTIMIZERS = ("adamw", "muon", "adafactor")
+ELEMENTWISE = {"SGD", "RMSprop", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "ASGD"}
+"""Classes of torch.optim that compute each number of a matrix alone, also where it is sharded."""
 
 
 class ProfileConfig(Config):
@@ -166,8 +169,9 @@ class OptimizerConfig(Config):
 
     type: str = "adamw"
     """``adamw`` (arXiv 1711.05101); ``muon`` for hidden matrices and AdamW for the rest (arXiv 2502.16982);
-    ``adafactor`` (arXiv 1804.04235); or the path of a class of yours, ``my_module:MyOptimizer``, derived from torch's
-    Optimizer."""
+    ``adafactor`` (arXiv 1804.04235); or the path of a class, ``torch.optim:SGD`` or ``my_module:MyOptimizer``, derived
+    from torch's Optimizer. On several ranks: the first two, classes of torch.optim that compute each number alone, and
+    classes of yours with ``elementwise = True``, which get parameters, gradients and states as DTensors."""
     settings: JsonObject = Field({})
     """Further arguments of ``muon`` (``momentum``, ``nesterov``, ``ns_steps``, ``adjust_lr_fn``), ``adafactor``
     (``beta2_decay``, ``d``, ``eps``) or your class."""
@@ -216,6 +220,17 @@ class OptimizerConfig(Config):
             return min(2 * trained, trained + 2 * vocabulary * hidden)
         return 2 * trained
 
+    def _can_be_sharded(self) -> bool:
+        if ":" not in self.type:
+            return self.type in ("adamw", "muon")
+        module, _, name = self.type.partition(":")
+        if module == "torch.optim":
+            return name in ELEMENTWISE
+        try:
+            return getattr(import_path(self.type), "elementwise", False) is True
+        except ComponentError:
+            return True  # building it says what is wrong
+
     def problems(self, parallel: ParallelConfig, joined: bool = False) -> Iterator[str]:
         """Yield the settings that can't be combined with the learner's ranks. ``joined``: some parameters are several
         matrices of the model in one, as Megatron Core has them."""
@@ -224,15 +239,15 @@ class OptimizerConfig(Config):
                 f"optimizer.{setting} = {value} needs the matrices of the model one by one, but Megatron Core "
                 "joins some; leave it out, or set learner.type=torch"
             )
-        if self.type != "adamw" and parallel.ranks > 1:
+        if parallel.ranks > 1 and not self._can_be_sharded():
+            advice = " A class that computes each number from its gradients alone may set elementwise = True"
+            theirs = self.type in OPTIMIZERS or self.type.startswith("torch.")
             yield (
-                f"optimizer.type = {self.type} needs whole matrices, but parallel splits them over {parallel.ranks} "
-                "ranks; use adamw, or one rank"
+                f"optimizer.type = {self.type} may need whole matrices, but parallel splits them over {parallel.ranks} "
+                f"ranks; use adamw or muon, or one rank.{'' if theirs else advice}"
             )
         if self.groups and parallel.pipeline > 1:
             yield "optimizer.groups can't be combined with parallel.pipeline; leave one of them out"
-        if parallel.ranks > 1 and any(group.freeze for group in self.groups):
-            yield f"optimizer.groups: freeze is for one rank, but there are {parallel.ranks}; leave one of them out"
         if self.moments == "8bit" and parallel.ranks > 1:
             yield f"optimizer.moments = 8bit is for one rank, but there are {parallel.ranks}; leave one of them out"
 

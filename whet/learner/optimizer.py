@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from whet.base.extras import extra
 from whet.base.strict_json import JsonObject
 from whet.config.component import ComponentError, import_path
 from whet.learner.config import OptimizerConfig, ParameterGroup
+from whet.learner.muon import build_muon
 from whet.parallel.parameters import StateInShares, local
 
 NUMBER = "-number"
@@ -43,11 +45,12 @@ def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], config: Optimizer
     says. Raises ``ConfigError`` if a group matches nothing, a package is missing, or a class takes other arguments."""
     groups = _groups(named, config)
     if config.type == "muon":
-        return _muon(groups, config)
+        with _arguments(config):
+            return build_muon(groups, {"lr": config.lr, **config.settings}, partial(_adamw, config=config))
     if config.type != "adamw":
         return _of_class(groups, config)
     if config.moments == "float32":
-        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+        return _adamw(groups, config)
     with extra("torchao", "optimizer.moments=8bit"):
         from torchao.optim import AdamW8bit
     eight: torch.optim.Optimizer = AdamW8bit(groups, lr=config.lr, betas=config.betas, eps=config.eps)
@@ -85,32 +88,8 @@ def _groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) 
     return list(groups.values()) or [{"params": [], "weight_decay": config.weight_decay}]
 
 
-class Several(torch.optim.Optimizer):
-    """Optimizers of different parameters as one, with common ``param_groups`` and ``state``."""
-
-    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
-        self.parts = parts
-        super().__init__([group for part in parts for group in part.param_groups], {})
-        for part in parts:
-            part.state = self.state
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for part in self.parts:
-            part.step()
-
-
-def _muon(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return Muon, whose updates are scaled to the size of AdamW's, so that one learning rate suits both."""
-    hidden = [group for group in groups if group.pop("hidden", False)]
-    others = [group for group in groups if not any(group is chosen for chosen in hidden)]
-    parts: list[torch.optim.Optimizer] = []
-    if hidden:
-        settings = {"adjust_lr_fn": "match_rms_adamw", **config.settings}
-        with _arguments(config):
-            parts.append(torch.optim.Muon(hidden, lr=config.lr, **settings))
-    if others:
-        parts.append(torch.optim.AdamW(others, lr=config.lr, betas=config.betas, eps=config.eps, fused=True))
-    return Several(parts)
+def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
 def _of_class(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -165,11 +144,15 @@ def stored_state(
     if _is_adamw(optimizer):
         return empty_state(optimizer, parameter)
     kinds = {key.partition("/")[0]: tensor for key, tensor in stored.items() if key.partition("/")[2] == name}
-    # what is a single number, such as a count of steps, stays on the CPU, where optimizers read it
-    return {
-        kind: torch.empty_like(tensor, device=parameter.device if tensor.dim() else "cpu")
-        for kind, tensor in kinds.items()
-    }
+    return {kind: _empty(parameter.detach(), tensor) for kind, tensor in kinds.items()}
+
+
+def _empty(parameter: Tensor, stored: Tensor) -> Tensor:
+    """Return a tensor for a stored one: sharded like the parameter if it has its shape. A single number, such as a
+    count of steps, is on the CPU, where optimizers read it."""
+    if stored.shape == parameter.shape:
+        return torch.empty_like(parameter, dtype=stored.dtype)
+    return torch.empty_like(stored, device=parameter.device if stored.dim() else "cpu")
 
 
 def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Mapping[str, object]:

@@ -42,7 +42,6 @@ from whet.parallel.parameters import persistent_buffers
 from whet.processes.threads import JobThread
 
 FACTS = "learner.json"
-_KINDS = ("step", "exp_avg", "exp_avg_sq")  # kinds of AdamW's state, in names "KIND/PARAMETER"; weights have no "/"
 
 
 @dataclass(slots=True)
@@ -119,7 +118,8 @@ class LearnerState:
         tensors = self._changing()
         trained = [name for name, tensor in tensors.items() if tensor.requires_grad and self._optimizer is not None]
         weights, of_trained = self._stored(tensors), self._stored({name: tensors[name] for name in trained})
-        names = {*weights, *(f"{kind}/{name}" for kind in _KINDS for name in of_trained)}
+        # in files, a weight is a name without "/", and a trained parameter's state is KIND/NAME
+        names = {*weights, *(f"/{name}" for name in of_trained)}
         # each pipeline stage has other layers
         everywhere = names if self._ranks is None else names.union(*self._ranks.all_gather(names))
         with fail_together(self._ranks, "loading"):
@@ -137,7 +137,8 @@ class LearnerState:
                 states = {name: stored_state(self._optimizer, tensors[name], name, stored) for name in trained}
             moments = {piece: tensor for name in states for piece, tensor in pieces(states[name], name).items()}
             filled = weights | self._stored(moments)
-            if mismatch := match(stored, filled, everywhere):
+            of_others = {name for name in stored if {name, f"/{name.partition('/')[2]}"} & everywhere}
+            if mismatch := match(stored, filled, of_others):
                 raise WhetError(
                     f"{folder} does not fit this learner: {mismatch}. Resume with the settings of model, LoRA, "
                     "precision and optimizer.moments that it was saved with"

@@ -152,10 +152,15 @@ def copy_from_first(target: nn.Module, source: nn.Module | None, ranks: Ranks) -
 
 def copy_part(tensor: Tensor, whole: Tensor) -> None:
     """Copy this rank's part of ``whole`` into a tensor that may be sharded."""
-    if isinstance(tensor, DTensor):
-        sizes, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        whole = whole[tuple(slice(start, start + size) for start, size in zip(offset, sizes, strict=True))]
-    local(tensor).copy_(whole)
+    local(tensor).copy_(part_of(tensor, whole))
+
+
+def part_of(tensor: Tensor, whole: Tensor) -> Tensor:
+    """Return this rank's part of ``whole``, sharded like ``tensor``, which may not be sharded at all."""
+    if not isinstance(tensor, DTensor):
+        return whole
+    sizes, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return whole[tuple(slice(start, start + size) for start, size in zip(offset, sizes, strict=True))]
 
 
 @torch.no_grad()

@@ -1,0 +1,64 @@
+"""Optimizers other than AdamW, and settings of parameters by name, learn the same on several ranks as on one."""
+
+import pytest
+
+from tests.parallel.cases import Case
+from tests.parallel.comparing import check, tables
+from tests.parallel.saving import assert_passes_through_one_rank
+from whet.learner.config import ELEMENTWISE
+
+MUON = {"optimizer": {"type": "muon"}}
+PLAIN = {"optimizer": {"type": "muon", "settings": {"nesterov": False, "adjust_lr_fn": "original"}}}
+OWN = {"optimizer": {"type": "tests.learner.test_optimizer_types:Counting"}}
+FROZEN = {
+    "optimizer": {"groups": ({"match": "embed_tokens|layers.0|norm", "freeze": True}, {"match": "mlp", "lr": 1e-3})}
+}
+BOTH = {"fsdp": 2, "tensor": 2}
+
+QUICK = {
+    "muon, fsdp": ("llama", {"fsdp": 2}, MUON),
+    "muon, tensor": ("qwen", {"tensor": 2}, PLAIN),
+    "a class, fsdp": ("qwen", {"fsdp": 2}, OWN),
+    "frozen, fsdp": ("llama", {"fsdp": 2}, FROZEN),
+    "frozen, tensor": ("qwen", {"tensor": 2}, FROZEN),
+}
+THOROUGH_2 = {
+    "muon, lora": ("qwen", {"fsdp": 2}, MUON | {"lora": True}),
+    "muon, context": ("llama", {"context": 2}, MUON),
+    "muon, replicas": ("llama", {"replicas": 2}, PLAIN),
+    "muon, offload": ("llama", {"fsdp": 2, "cpu_offload": True}, MUON),
+    "muon, experts": ("moe", {"fsdp": 2, "expert": 2}, MUON),
+    "muon, pipeline": ("llama", {"pipeline": 2}, MUON),
+    "muon, value": ("qwen", {"fsdp": 2}, MUON | {"loss": "value"}),
+    **{
+        f"{name}, fsdp": ("qwen", {"fsdp": 2}, {"optimizer": {"type": f"torch.optim:{name}"}})
+        for name in sorted(ELEMENTWISE)
+    },
+    "frozen, context": ("llama", {"context": 2}, FROZEN),
+    "frozen, replicas": ("llama", {"replicas": 2}, FROZEN),
+    "frozen, experts": ("moe", {"fsdp": 2, "expert": 2}, FROZEN),
+    "frozen, recomputed": ("llama", {"fsdp": 2}, FROZEN | {"learner": {"activation_checkpointing": True}}),
+}
+THOROUGH_4 = {
+    "muon, tensor and fsdp": ("qwen", BOTH, MUON),
+    "muon, replicas and fsdp": ("llama", {"replicas": 2, "fsdp": 2}, MUON),
+    "muon, pipeline and fsdp": ("qwen", {"pipeline": 2, "fsdp": 2}, MUON),
+    "muon, tensor, fsdp and experts": ("moe", BOTH | {"expert": 2}, MUON),
+    "a class, tensor and fsdp": ("qwen", BOTH, OWN),
+    "frozen, tensor and fsdp": ("qwen", BOTH, FROZEN),
+}
+
+
+@tables(QUICK, THOROUGH_2, THOROUGH_4)
+def test_several_ranks_learn_the_same_as_one(models, table):
+    check(models, table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "more"),
+    [(BOTH, MUON), ({"pipeline": 2, "fsdp": 2}, MUON), (BOTH, OWN), (BOTH, FROZEN)],
+    ids=["muon", "muon, pipeline", "a class", "frozen"],
+)
+def test_a_checkpoint_of_four_ranks_passes_through_one_rank_unchanged(models, tmp_path, layout, more):
+    assert_passes_through_one_rank(Case(models["qwen"], layout, **more), tmp_path)
