@@ -95,8 +95,11 @@ def _problems_of_lora(recipe: "Recipe") -> Iterator[str]:
     for kind in ("dora", "experts", "quantize") if recipe.learner.type == "megatron" else ():
         if getattr(lora, kind):
             yield f"learner.type = megatron does not support model.lora.{kind}; leave it out, or set learner.type=torch"
-    if lora.dora and ranks > 1:
-        yield f"model.lora.dora = true trains on one rank, but there are {ranks}; leave one of them out"
+    if lora.dora and recipe.parallel.tensor > 1:
+        yield (
+            "model.lora.dora = true trains the norms of whole rows, which parallel.tensor = "
+            f"{recipe.parallel.tensor} cuts; use parallel.fsdp"
+        )
     if lora.quantize and ranks > 1:
         yield (
             f"model.lora.quantize = {lora.quantize} trains on one rank, because layers in 4 bits can't be sharded, but "
