@@ -78,7 +78,7 @@ def test_rank_stabilised_scaling_is_alpha_over_the_root_of_the_rank(qwen: Any) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"parallel": {"tensor": 2}}, "norms of whole rows, which parallel.tensor = 2 cuts; use parallel.fsdp"),
+        ({"parallel": {"tensor": 2}}, "norms of whole rows, but parallel.tensor = 2 cuts rows"),
         ({"generator": "vllm", "weights": {"lora": "adapter"}}, "can't apply model.lora.dora = true"),
     ],
 )

@@ -44,8 +44,7 @@ class Case:
     model: Path
     parallel: dict[str, Any] = field(default_factory=dict)
     lora: bool = False
-    lora_experts: bool = False
-    dora: bool = False
+    lora_settings: dict[str, Any] = field(default_factory=dict)
     loss: str = "policy"
     learner: dict[str, Any] = field(default_factory=dict)
     optimizer: dict[str, Any] = field(default_factory=dict)
@@ -111,7 +110,7 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
     parallel = ParallelConfig(**case.parallel)
     settings = {"precision": "float64", "matmul_precision": "highest", "deadline": 120.0, **case.learner}
     optimizer = {"lr": 1e-2, "max_grad_norm": 0.05, "weight_decay": 0.1, **case.optimizer}
-    lora = LoraSettings(rank=2, alpha=4.0, experts=case.lora_experts, dora=case.dora) if case.lora else None
+    lora = LoraSettings(rank=2, alpha=4.0, **case.lora_settings) if case.lora else None
     config = WorkerConfig(
         model=ModelConfig(path=str(case.model), lora=lora, vision=case.vision),
         learner=LearnerConfig(**settings),

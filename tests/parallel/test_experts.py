@@ -32,7 +32,7 @@ from whet.parallel.parameters import local
 EXPERT = {"fsdp": 2, "expert": 2}
 BOTH = {"fsdp": 4, "expert": 2}
 
-ADAPTED = {"lora": True, "lora_experts": True}
+ADAPTED = {"lora": True, "lora_settings": {"experts": True}}
 QUICK = {
     "expert, lora": ("moe", EXPERT, {"lora": True}),
     "expert, adapted": ("moe", EXPERT, ADAPTED),
@@ -262,6 +262,6 @@ def test_adapters_are_not_added_to_experts(models):
 
 @pytest.mark.slow
 def test_adapted_experts_under_tensor_parallelism_are_refused(models):
-    case = Case(models["moe"], {"tensor": 2}, lora=True, lora_experts=True)
+    case = Case(models["moe"], {"tensor": 2}, **ADAPTED)
     for message in on_ranks(2, build_errors, [case]):
         assert "model.lora.experts = true adapts experts, whose tokens parallel.tensor splits over ranks" in message[0]

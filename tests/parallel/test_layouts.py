@@ -24,6 +24,7 @@ from tests.parallel.ranks import on_ranks
 from whet.parallel.config import ParallelConfig
 
 FSDP, TENSOR, CONTEXT, BOTH = {"fsdp": 2}, {"tensor": 2}, {"context": 2}, {"fsdp": 2, "tensor": 2}
+DORA = {"lora": True, "lora_settings": {"dora": True}}
 
 QUICK = {
     "fsdp": ("llama", FSDP, {}),
@@ -37,9 +38,9 @@ QUICK = {
 THOROUGH_2 = {
     "tensor, entropy": ("llama", TENSOR, {"loss": "entropy"}),
     "context, lora": ("llama", CONTEXT, {"lora": True}),
-    "context, dora, recomputed": ("qwen", CONTEXT, {"lora": True, "dora": True, "learner": RECOMPUTED}),
+    "context, dora, recomputed": ("qwen", CONTEXT, DORA | {"learner": RECOMPUTED}),
     "fsdp, qwen": ("qwen", FSDP, {"distribution": TOP_P}),
-    "fsdp, dora": ("qwen", FSDP, {"lora": True, "dora": True}),
+    "fsdp, dora": ("qwen", FSDP, DORA),
     "fsdp, value": ("qwen", FSDP, {"loss": "value"}),
     "fsdp, offload": ("llama", FSDP | {"cpu_offload": True}, {}),
     "fsdp, an idle rank": ("llama", FSDP, {"max_tokens": ENOUGH, "groups": 1}),
@@ -56,7 +57,7 @@ THOROUGH_2 = {
 THOROUGH_4 = {
     "replicas and fsdp": ("qwen", {"replicas": 2, "fsdp": 2}, {}),
     "replicas and fsdp, lora": ("llama", {"replicas": 2, "fsdp": 2}, {"lora": True}),
-    "replicas and fsdp, dora": ("qwen", {"replicas": 2, "fsdp": 2}, {"lora": True, "dora": True}),
+    "replicas and fsdp, dora": ("qwen", {"replicas": 2, "fsdp": 2}, DORA),
     "fsdp 4": ("llama", {"fsdp": 4}, {}),
     "tensor and fsdp": ("qwen", BOTH, {}),
     "tensor and fsdp, llama": ("llama", BOTH, {"distribution": TOP_P, "loss": "entropy"}),

@@ -55,7 +55,8 @@ class QuantizedLinear(nn.Linear):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scales = self.scales
         super()._apply(fn, recurse)
-        self.scales = scales.to(self.packed.device)  # a change of the model's dtype must not round them
+        device = self.packed.device  # a change of the model's dtype must not round the scales
+        self.scales = torch.empty_like(scales, device=device) if scales.is_meta else scales.to(device)
         return self
 
     def forward(self, x: Tensor) -> Tensor:

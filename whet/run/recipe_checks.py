@@ -89,21 +89,21 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
 
 
 def _problems_of_lora(recipe: "Recipe") -> Iterator[str]:
-    lora, ranks = recipe.model.lora, recipe.parallel.ranks
+    lora, tensor = recipe.model.lora, recipe.parallel.tensor
     if lora is None:
         return
     for kind in ("dora", "experts", "quantize") if recipe.learner.type == "megatron" else ():
         if getattr(lora, kind):
             yield f"learner.type = megatron does not support model.lora.{kind}; leave it out, or set learner.type=torch"
-    if lora.dora and recipe.parallel.tensor > 1:
+    if lora.dora and tensor > 1:
         yield (
-            "model.lora.dora = true trains the norms of whole rows, which parallel.tensor = "
-            f"{recipe.parallel.tensor} cuts; use parallel.fsdp"
+            f"model.lora.dora = true trains the norms of whole rows, but parallel.tensor = {tensor} cuts rows; use "
+            "parallel.fsdp"
         )
-    if lora.quantize and ranks > 1:
+    if lora.quantize and tensor > 1:
         yield (
-            f"model.lora.quantize = {lora.quantize} trains on one rank, because layers in 4 bits can't be sharded, but "
-            f"there are {ranks}; leave one of them out"
+            f"model.lora.quantize = {lora.quantize} keeps layers whole on each rank, but parallel.tensor = {tensor} "
+            "cuts them; use parallel.fsdp"
         )
     if lora.quantize and recipe.learner.compile:
         yield (
