@@ -209,7 +209,7 @@ def test_a_reward_model_of_texts_refuses_images_in_words(tiny_model: Path, tmp_p
         ({"generator": {"type": "vllm", "tensor": 2}}, "generator.tensor = 2"),
         ({"generator": {"type": "vllm", "quantization": "fp8", "dtype": "bfloat16"}}, "generator.quantization"),
         ({"generator": "vllm", "weights": {"lora": "adapter"}, "lora": {"rank": 4}}, "weights.lora = adapter"),
-        ({"parallel": {"context": 2}, "cluster": "ray"}, "parallel.context"),
+        ({"parallel": {"pipeline": 2}, "cluster": "ray"}, "parallel.pipeline"),
         ({"learner": {"type": "megatron", "precision": "float32"}}, "megatron"),
         ({"algorithm": {"type": "on_policy_distillation", "teachers": {"a": "other"}}}, "a second model in algorithm"),
     ],

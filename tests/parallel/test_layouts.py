@@ -80,6 +80,7 @@ COMPILED = {
 }
 IMAGES = {
     "fsdp": ("qwen3_vl", FSDP, {"vision": "trained"}),
+    "context": ("qwen3_vl", CONTEXT, {"vision": "trained"}),
 }
 """One prompt of three has an image, so that some micro-batches have none."""
 MORE_IMAGES = {
@@ -87,6 +88,8 @@ MORE_IMAGES = {
     "an idle rank": ("qwen3_vl", FSDP, {"vision": "trained", "max_tokens": ENOUGH, "groups": 1}),
     "fsdp, frozen, recomputed": ("idefics3", FSDP, {"vision": "frozen", "learner": RECOMPUTED}),
     "fsdp, lora": ("qwen3_vl", FSDP, {"vision": "frozen", "lora": True}),
+    "context, recomputed": ("idefics3", CONTEXT, {"vision": "trained", "learner": RECOMPUTED}),
+    "context, lora": ("qwen2_5_vl", CONTEXT, {"vision": "frozen", "lora": True}),
     "replicas": ("idefics3", {"replicas": 2}, {"vision": "trained"}),
     "expert": ("qwen3_vl_moe", FSDP | {"expert": 2}, {"vision": "trained"}),
     "tensor, no sequence": ("qwen2_5_vl", TENSOR | {"sequence_parallel": False}, {"vision": "trained"}),
@@ -97,6 +100,8 @@ MORE_IMAGES = {
 IMAGES_4 = {
     "tensor and fsdp": ("qwen3_vl", BOTH, {"vision": "trained"}),
     "tensor and replicas": ("idefics3", {"replicas": 2, "tensor": 2}, {"vision": "trained"}),
+    "context and tensor": ("qwen3_vl", {"context": 2, "tensor": 2}, {"vision": "trained"}),
+    "context, fsdp, expert": ("qwen3_vl_moe", {"context": 2, "fsdp": 2, "expert": 2}, {"vision": "trained"}),
     "tensor, fsdp, expert": ("qwen3_vl_moe", BOTH | {"expert": 2}, {"vision": "trained"}),
 }
 
@@ -104,6 +109,7 @@ GEMMA = {
     "tensor": ("gemma", TENSOR, {}),
     "tensor, images": ("gemma3", TENSOR, {"vision": "trained"}),
     "context": ("gemma", CONTEXT, {}),
+    "context, images": ("gemma3", CONTEXT, {"vision": "trained"}),
     "lora": ("gemma", FSDP, {"lora": True}),
 }
 

@@ -62,9 +62,14 @@ def embedded(model: nn.Module, batch: Batch, images: ImageProcessor, layout: Tok
         grids = [images.grid(url) for url in batch.images]
         positions = grid_positions(batch.position, start, batch.segment_parent.tolist(), batch.image, rows, grids)
     ahead = None if images.looks_ahead is None else ahead_in_runs(batch.image >= 0, start)
-    end = (0, layout.padded(len(batch)) - len(batch))
-    tokens, image, rows = F.pad(batch.tokens.long(), end), F.pad(batch.image, end, value=-1), F.pad(rows, end)
-    positions = positions if positions is None else F.pad(positions, end)
+    total = layout.padded(len(batch))
+    end = (0, total - len(batch))
+    here = torch.cat([torch.arange(run.start, run.stop) for run in layout.runs(total)])
+    tokens, image, rows = (
+        padded[here]
+        for padded in (F.pad(batch.tokens.long(), end), F.pad(batch.image, end, value=-1), F.pad(rows, end))
+    )
+    positions = positions if positions is None else F.pad(positions, end)[:, here]
     return _embed(model, tokens, image, rows, batch.images, images, positions, ahead, layout)
 
 

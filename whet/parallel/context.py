@@ -20,17 +20,21 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class SpreadTokens(Tokens):
-    """``Tokens`` split over the ranks of ``group``. The length of a rank's part is a multiple of ``divisor``."""
+    """``Tokens`` split over the ranks of ``group``. Between matrices a rank has one of ``parts`` equal parts of its
+    tokens."""
 
     spread = True
 
-    def __init__(self, group: dist.ProcessGroup, divisor: int = 1) -> None:
+    def __init__(self, group: dist.ProcessGroup, parts: int = 1, part: int = 0) -> None:
         self.group, self.rank, self.ranks = group, group.rank(), group.size()
-        self.multiple = 2 * self.ranks * divisor
+        self.multiple, self.parts, self.part = 2 * self.ranks * parts, parts, part
 
     def runs(self, tokens: int) -> list[range]:
         size = tokens // (2 * self.ranks)
         return [range(piece * size, (piece + 1) * size) for piece in (self.rank, 2 * self.ranks - 1 - self.rank)]
+
+    def between_matrices(self, tokens: int) -> slice:
+        return _part(tokens, self.parts, self.part)
 
     def gather(self, rows: Tensor) -> Tensor:
         gathered: Tensor = _Gather.apply(rows, self.group)
@@ -52,8 +56,12 @@ class TokensInParts(Tokens):
         self.multiple, self.part = parts, part
 
     def between_matrices(self, tokens: int) -> slice:
-        size = tokens // self.multiple
-        return slice(self.part * size, (self.part + 1) * size)
+        return _part(tokens, self.multiple, self.part)
+
+
+def _part(tokens: int, parts: int, part: int) -> slice:
+    size = tokens // parts
+    return slice(part * size, (part + 1) * size)
 
 
 class _Gather(torch.autograd.Function):

@@ -96,6 +96,7 @@ def _shards_of(model: nn.Module, ranks: Ranks) -> Shards:
 def tokens_of(ranks: Ranks) -> Tokens:
     """Return the layout of a batch's tokens over the ranks."""
     cut = ranks.config.tensor if ranks.config.sequence_parallel else 1
+    part = ranks.tensor.get_local_rank() if cut > 1 else 0
     if ranks.config.context > 1:
-        return SpreadTokens(ranks.context, cut)
-    return TokensInParts(cut, ranks.tensor.get_local_rank()) if cut > 1 else Tokens()
+        return SpreadTokens(ranks.context, cut, part)
+    return TokensInParts(cut, part) if cut > 1 else Tokens()

@@ -115,10 +115,8 @@ def _problems_of_lora(recipe: "Recipe") -> Iterator[str]:
 def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
     if recipe.model.vision is None:
         return
-    parallel = recipe.parallel
     needs = {
-        "parallel.context": parallel.context > 1,
-        "parallel.pipeline": parallel.pipeline > 1,
+        "parallel.pipeline": recipe.parallel.pipeline > 1,
         "learner.type = megatron": recipe.learner.type == "megatron",
         "generator.on_cluster": samples and recipe.generator.on_cluster,
         "weights.lora = adapter": samples and recipe.weights.lora == "adapter",

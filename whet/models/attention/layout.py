@@ -34,6 +34,12 @@ class Ahead:
     count: Tensor  # [N] how many later tokens each token sees; they are in its segment
     everywhere: bool  # in all layers; otherwise in those with a sliding window
 
+    def reach(self, part: range) -> int:
+        """Return the end of the tokens that a part of a segment sees."""
+        counts = self.count[part.start : part.stop]  # without padding
+        ends = torch.arange(part.start, part.start + len(counts)) + counts + 1
+        return max(part.stop, int(ends.max())) if len(ends) else part.stop
+
     def of_layer(self, window: int | None) -> Tensor | None:
         """Return the count of a layer with this window; None if its tokens see no later ones."""
         return self.count if self.everywhere or window is not None else None
@@ -55,13 +61,13 @@ def ahead_in_runs(of_image: Tensor, starts: list[int]) -> Tensor:
 class Block:
     """C segments padded to one size. A row's keys are its ancestors' tokens, then its own, then padding.
 
-    If a batch is distributed over ranks, a row is this rank's part of a segment, and the segment's earlier tokens count
-    as ancestors.
+    If a batch is distributed over ranks, a row is this rank's part of a segment; the segment's earlier tokens count as
+    ancestors, and later tokens that the part sees are keys after its own.
     """
 
     rows: int  # C
     queries: int  # tokens of the longest segment
-    keys: int  # tokens of the longest path, ancestors included
+    keys: int  # of the longest row
     before: Tensor  # [C] tokens of the ancestors; equal in all rows if ``even``
     even: bool
     roots: bool  # no row has ancestors
@@ -83,8 +89,7 @@ class ForestLayout:
     def of(
         cls, batch: Batch, device: torch.device | str, tokens: Tokens | None = None, ahead: Ahead | None = None
     ) -> "ForestLayout":
-        """Return the layout of a batch, on the model's device. Padding that ``tokens`` requires is one more segment.
-        ``ahead`` is for tokens that are all on this rank."""
+        """Return the layout of a batch, on the model's device. Padding that ``tokens`` requires is one more segment."""
         tokens = tokens or Tokens()
         return cls._of(*padded_segments(batch, tokens), device, tokens, ahead)
 
@@ -119,17 +124,18 @@ class ForestLayout:
             here += len(run)
         before = [sum(map(len, path)) for path, _, _ in rows]
         lengths = [len(part) for _, part, _ in rows]
+        later = [range(part.stop, part.stop if ahead is None else ahead.reach(part)) for _, part, _ in rows]
 
         blocks: list[Block] = []
         query: list[range] = []  # padding has indices after the last token
         key: list[range] = []
         for members in bins_of(before, lengths):
             queries = max(lengths[i] for i in members)
-            keys = max(before[i] + lengths[i] for i in members)
+            keys = max(before[i] + lengths[i] + len(later[i]) for i in members)
             for i in members:
                 path, part, at = rows[i]
                 query += [range(at, at + len(part)), range(here, here + queries - len(part))]
-                key += [*path, part, range(size, size + keys - before[i] - len(part))]
+                key += [*path, part, later[i], range(size, size + keys - before[i] - len(part) - len(later[i]))]
             ancestors = torch.tensor([before[i] for i in members])
             even, roots = bool((ancestors == ancestors[0]).all()), not ancestors.any()
             block = Block(len(members), queries, keys, placed(ancestors, torch.device(device)), even, roots)
@@ -156,7 +162,7 @@ class ForestLayout:
             block = self.blocks[index]
             whole = window is None or window >= block.keys
             ahead = None if block.ahead is None else block.ahead.of_layer(window)
-            if whole and block.roots and ahead is None and not always:
+            if whole and block.roots and block.keys == block.queries and ahead is None and not always:
                 self.masks[name] = None
             else:
                 before = block.before[:1] if block.even else block.before
