@@ -17,12 +17,12 @@ BOTH = {"fsdp": 2, "tensor": 2}
 
 QUICK = {
     "muon, fsdp": ("llama", {"fsdp": 2}, MUON),
-    "muon, tensor": ("qwen", {"tensor": 2}, PLAIN),
-    "a class, fsdp": ("qwen", {"fsdp": 2}, OWN),
-    "frozen, fsdp": ("llama", {"fsdp": 2}, FROZEN),
     "frozen, tensor": ("qwen", {"tensor": 2}, FROZEN),
 }
 THOROUGH_2 = {
+    "muon, tensor": ("qwen", {"tensor": 2}, PLAIN),
+    "a class, fsdp": ("qwen", {"fsdp": 2}, OWN),
+    "frozen, fsdp": ("llama", {"fsdp": 2}, FROZEN),
     "muon, lora": ("qwen", {"fsdp": 2}, MUON | {"lora": True}),
     "muon, context": ("llama", {"context": 2}, MUON),
     "muon, replicas": ("llama", {"replicas": 2}, PLAIN),
