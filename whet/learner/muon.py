@@ -32,7 +32,10 @@ class ShardedMuon(torch.optim.Muon):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in [p for p in group["params"] if p.grad is not None]:
-                buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
+                state = self.state[p]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(p.grad)
+                buffer = state["momentum_buffer"]
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 update = p.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
                 device = torch.device(p.device_mesh.device_type) if isinstance(p, DTensor) else p.device
