@@ -18,8 +18,10 @@ from tests.endpoint.agents import first_episode
 from tests.toy import Lowercase
 from whet.core.types import Episode, Status
 from whet.processes import keeper
+from whet.processes.loop_thread import LoopThread
 from whet.rollouts.sampling import Sampling
 from whet.tasks.base import Address
+from whet.tasks.command import Command
 from whet.tasks.program import AgentTasks
 
 SHELL = str(Path(__file__).parents[2] / "examples/agent.sh")
@@ -169,6 +171,31 @@ def test_a_command_that_can_not_be_started_is_named(tmp_path: Path) -> None:
     program.write_text("#!/no/such/interpreter")
     program.chmod(0o755)
     assert f"{program} can't be started: No such file or directory" in str(episode_of(str(program)).error)
+
+
+@pytest.mark.parametrize("milliseconds", range(10))
+def test_a_run_may_end_while_a_command_starts(milliseconds: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The loop of the environments ends at once, at any moment of the start, and no process is left."""
+    command, task = Command((*python("import time; time.sleep(600)"), "a run ends"), {}), Lowercase().tasks("train")[0]
+
+    async def start_and_end() -> None:
+        thread = LoopThread("environments")
+        episode = asyncio.ensure_future(thread.run(command.solve, task, "http://127.0.0.1:1/v1", "k"))
+        await asyncio.sleep(milliseconds / 1000)
+        episode.cancel()
+        await thread.close()
+        await asyncio.gather(episode, return_exceptions=True)
+
+    asyncio.run(start_and_end())
+    assert "abandoned" not in caplog.text
+    own = psutil.Process().children(recursive=True)
+    assert eventually(lambda: not any(_given(child, "a run ends") for child in own))
+
+
+def _given(process: psutil.Process, word: str) -> bool:
+    with suppress(psutil.Error):
+        return word in process.cmdline()
+    return False
 
 
 def test_a_command_that_takes_too_long_is_killed() -> None:

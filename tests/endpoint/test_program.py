@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from tests.endpoint import programs
 from tests.endpoint.agents import first_episode
-from tests.toy import Lowercase
-from whet.base.errors import DataError, GeneratorError
+from tests.toy import Lowercase, read_settings, toy_settings
+from whet.base.errors import ConfigError, DataError, GeneratorError
 from whet.core.types import Episode, Status
 from whet.rollouts.sampling import Sampling
 from whet.tasks.program import AgentTasks
@@ -136,6 +136,35 @@ def test_an_error_of_the_generator_is_raised_even_if_the_program_catches_it(prog
 def test_a_missing_program_is_an_error_when_the_recipe_is_read(program: str, problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         AgentTasks(program=program, taskset=Lowercase())
+
+
+TOYS, JUDGE = {"type": "tests.toy:Lowercase"}, {"url": "http://127.0.0.1:1/v1", "model": "j"}
+AGENT = {"type": "agent", "program": "tests.endpoint.programs:team", "taskset": TOYS}
+BLEND = {"type": "blend", "of": {"a": {"taskset": TOYS, "weight": 3}}}
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"type": "agent", "program": "tests.endpoint.programs:team"},
+        {"type": "judge", "judge": JUDGE},
+        {"type": "genrm", "judge": JUDGE},
+        {"type": "reward_model", "model": "./m"},
+        {"type": "workers"},
+    ],
+    ids=lambda each: each["type"],
+)
+@pytest.mark.parametrize(
+    ("inside", "why"),
+    [(AGENT, "AgentTasks can't be inside .* an agent, put it around"), (BLEND, "put .* inside, around each")],
+    ids=["agent", "blend"],
+)
+def test_what_would_be_left_out_of_a_wrapped_task_set_is_refused(
+    around: dict[str, Any], inside: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    """The program of an agent; the weights, limits and filters of a blend."""
+    with pytest.raises(ConfigError, match=why):
+        read_settings(toy_settings(tmp_path, data={**around, "taskset": inside}))
 
 
 def test_prompts_in_a_file_are_tasks_and_their_other_fields_are_data(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.pictures import Pictures
 from whet.tasks.preference.reward_model import RewardModelTasks
 from whet.tasks.program import AgentTasks
+from whet.tasks.self_play import Nim
 from whet.tasks.tools.corpus_search import CorpusSearch
 from whet.tasks.users.booking import BookingDesk
 from whet.tasks.worker_process import Link
@@ -68,13 +69,20 @@ def test_a_task_set_that_no_worker_can_import_is_refused() -> None:
     [
         ({"taskset": Counting(), "processes": 0}, "greater than or equal to 1"),
         ({"taskset": WorkerTasks(taskset=Counting())}, "name the workers once"),
-        ({"taskset": Blend(of={"a": Part(taskset=Counting())})}, "around its task sets"),
-        ({"taskset": AgentTasks(taskset=Counting(), program="os:getpid")}, "put the workers inside"),
+        (
+            {"taskset": Blend(of={"a": Part(taskset=Counting())})},
+            "put WorkerTasks inside, around each of its task sets",
+        ),
+        ({"taskset": AgentTasks(taskset=Counting(), program="os:getpid")}, "AgentTasks can't be inside WorkerTasks"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         WorkerTasks(**settings)
+
+
+def test_roles_of_episodes_in_workers_can_have_policies_of_their_own() -> None:
+    assert WorkerTasks(taskset=Nim(opponent="self")).role_names == Nim(opponent="self").role_names != ()
 
 
 def test_rewards_of_groups_in_workers_cannot_be_replaced() -> None:

@@ -37,6 +37,8 @@ TASK_SETS = EntryPoints("whet.task_sets")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+MORE_REPLIES = "{} has episodes of several turns or with tools, but a judge only grades single answers"
+
 AskPolicy = Callable[[str], Coroutine[Any, Any, tuple[int, str]]]
 """Answers the JSON of a request of OpenAI's chat API by the policy, with the HTTP status and the JSON of the answer.
 Raises the errors of its generator."""
@@ -179,6 +181,16 @@ class Environments(Generic[D]):
         raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that doesn't need it")
 
     @property
+    def one_reply(self) -> bool:
+        """Return whether an episode is one reply, which ``grade`` grades."""
+        return type(self).make is Environments.make
+
+    async def check_one_reply(self) -> None:
+        """Raise ``ConfigError`` if episodes are longer than one reply, also where only a worker knows this."""
+        if not self.one_reply:
+            raise ConfigError(MORE_REPLIES.format(type(self).__name__))
+
+    @property
     def graded_by(self) -> str:
         """Return the name and place of the user's code behind ``grade``, for error messages."""
         return place_of(type(self), "grade")
@@ -247,6 +259,11 @@ class TaskSet(Data, Environments[D], ABC):
     def own_episodes(self) -> bool:
         """Return whether the class itself makes or grades episodes."""
         return type(self).grade is not Environments.grade or type(self).make is not Environments.make
+
+    @property
+    def has_programs(self) -> bool:
+        """Return whether programs play its episodes, which call the policy themselves."""
+        return type(self).program_for is not Environments.program_for
 
     @property
     def grades_groups(self) -> bool:

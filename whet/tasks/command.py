@@ -17,6 +17,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,8 +107,8 @@ class Command:
         given.write_text(json.dumps(task.prompt))
         with given.open("rb") as stdin, out.open("wb") as stdout, err.open("wb") as stderr:
             marks = {_MARK: mark, OWNER: str(os.getpid())}
-            process = await asyncio.create_subprocess_exec(
-                *under_keeper(self._filled(task), str(place), **marks),
+            process = subprocess.Popen(  # asyncio's could be cancelled while it starts, and would then never end
+                under_keeper(self._filled(task), str(place), **marks),
                 env=self._environment(base_url, api_key),
                 stdin=stdin,
                 stdout=stdout,
@@ -115,19 +116,18 @@ class Command:
                 start_new_session=True,
             )
         try:
-            status = await process.wait()
+            status = await run_in_thread(process.wait, "whet-agent")
         except asyncio.CancelledError:
             log.info("the command of %s was ended early%s", task.uid, _outputs(out, err))
             raise
         finally:
-            with suppress(ProcessLookupError):
-                process.terminate()  # the keeper kills all processes below it
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _KEEPER_S)
+            process.terminate()  # the keeper kills all processes below it
+            with suppress(subprocess.TimeoutExpired):
+                await run_in_thread(partial(process.wait, _KEEPER_S), "whet-agent")
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await run_in_thread(partial(kill_marked, _MARK, mark, scratch.resolve()), "whet-agent")
-            await process.wait()
+            await run_in_thread(process.wait, "whet-agent")
         if status:
             raise CallError(f"{self.words[0]} {_how(status)} for {task.uid}{_outputs(out, err)}")
         if out.stat().st_size > _LONGEST:

@@ -56,6 +56,9 @@ class HostedEnvironments:
         if episode := self._episodes.pop(number, None):
             await episode.close()
 
+    async def check_one_reply(self) -> None:
+        await self._opened.check_one_reply()
+
     async def scores_groups(self) -> bool:
         return type(self._opened).score_group is not Environments.score_group
 

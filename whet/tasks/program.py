@@ -90,6 +90,10 @@ class AgentTasks(WrappedTaskSet):
         return self
 
     @property
+    def has_programs(self) -> bool:
+        return True
+
+    @property
     def title(self) -> str:
         """The name of the program in messages."""
         return self.program if isinstance(self.program, str) else self.program[0]

@@ -30,9 +30,9 @@ from whet.processes.service import Outcome, ServiceLostError
 from whet.processes.virtual_environment import read_requirements
 from whet.tasks.base import Environment, Environments, Observation, Step
 from whet.tasks.cases import Case
+from whet.tasks.episodes import play
 from whet.tasks.hosted import HostedEnvironments
 from whet.tasks.judges.config import own_judges
-from whet.tasks.program import AgentTasks
 from whet.tasks.worker_process import Link, WorkerProcess
 from whet.tasks.wrapped import WrappedTaskSet
 
@@ -70,15 +70,11 @@ class WorkerTasks(WrappedTaskSet):
             )
         if isinstance(self.taskset, WorkerTasks):
             raise ValueError("taskset is itself of the type workers; name the workers once")
-        if isinstance(self.taskset, AgentTasks):
-            raise ValueError("an agent runs in the run itself; put the workers inside: {type: agent, taskset: ...}")
         if own_judges(self.taskset):
             raise ValueError(
                 "the policy judges in the run, which a worker process can't ask; put the workers inside, as in {type: "
                 "judge, judge: policy, taskset: {type: workers, ...}}, or name another model as the judge"
             )
-        if hasattr(kind, "sampler_for"):
-            raise ValueError("a blend can't be played by workers as a whole; put the workers around its task sets")
         return self
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -110,12 +106,20 @@ class WorkerTasks(WrappedTaskSet):
     def score_names(self) -> Collection[str]:
         return self.taskset.score_names
 
+    @property
+    def role_names(self) -> Collection[str]:
+        return self.taskset.role_names
+
     def warnings(self) -> list[str]:
         return self.taskset.warnings()
 
     @property
     def grades(self) -> bool:
         return self.taskset.grades
+
+    @property
+    def one_reply(self) -> bool:
+        return self.taskset.one_reply
 
     def open(self) -> "WorkerEnvironments":
         return WorkerEnvironments(self)
@@ -147,8 +151,21 @@ class WorkerEnvironments(Environments):
     def restarts(self) -> int:
         return sum(worker.restarts for worker in self.workers)
 
+    @property
+    def one_reply(self) -> bool:
+        return True  # as far as it is known here
+
+    async def check_one_reply(self) -> None:
+        worker = self.least_busy()
+        await worker.call(await worker.service(), "check_one_reply")
+
     def make(self, task: Task) -> Environment:
         return WorkerEpisode(self.least_busy(), task)
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        """Return the scores of an episode whose only reply is ``answer``."""
+        _, episode = await play(self.make(task), answer)
+        return {"reward": episode.reward, **episode.scores}
 
     def least_busy(self) -> "Worker":
         return min(self.workers, key=lambda worker: worker.episodes)

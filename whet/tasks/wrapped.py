@@ -17,6 +17,21 @@ class WrappedTaskSet(TaskSet):
     taskset: Annotated[TaskSet, Component(TASK_SETS)]
     """The task set whose tasks are used."""
 
+    @model_validator(mode="after")
+    def _can_be_inside(self) -> Self:
+        kind = type(self.taskset)
+        if self.taskset.has_programs:  # what is around calls make, without the program
+            raise ValueError(
+                f"{kind.__name__} can't be inside {type(self).__name__}, which plays no programs; for an agent, put it "
+                "around: {type: agent, program: ..., taskset: {type: ..., taskset: ...}}"
+            )
+        if hasattr(kind, "sampler_for"):
+            raise ValueError(
+                f"a blend can't be inside {type(self).__name__}, where nothing reads its weights, limits and filters; "
+                f"put {type(self).__name__} inside, around each of its task sets"
+            )
+        return self
+
     def tasks(self, split: str) -> Sequence[Task]:
         return self.taskset.tasks(split)
 

@@ -15,6 +15,7 @@ from tests.contracts.worker_contract import same_in_a_worker
 from tests.groups import episode
 from whet.base.errors import ConfigError
 from whet.core.types import Group, Message, Status, Task
+from whet.tasks.base import TaskSet
 from whet.tasks.episodes import play
 from whet.tasks.games import Guessing
 from whet.tasks.isolated import IsolatedEnvironments
@@ -26,6 +27,7 @@ from whet.tasks.judges.judge import JudgeClient, JudgeError
 from whet.tasks.judges.rubric import Judged, JudgedEnvironments
 from whet.tasks.math.arithmetic import Arithmetic
 from whet.tasks.traces import Traces
+from whet.tasks.workers import WorkerTasks
 
 JUDGE = Judge(url="http://judge.test/v1", model="j", retries=2, deadline=5.0)
 Answers = Callable[[dict[str, Any]], httpx.Response | str]
@@ -173,6 +175,39 @@ def test_a_judge_is_first_taught_the_verdicts_themselves() -> None:
 def test_a_judge_of_single_answers_refuses_task_sets_that_make_their_own_episodes() -> None:
     with pytest.raises(ValidationError, match="Guessing has episodes of several turns"):
         Judged(taskset=Guessing(), judge=JUDGE)
+
+
+def test_a_judge_around_workers_grades_as_without_them() -> None:
+    """One judge serves all workers; the grader of the gate is asked in a worker."""
+    right = TASKS.gold(TASK)
+    assert right is not None
+
+    async def scores(taskset: TaskSet) -> tuple[list[dict[str, float]], int]:
+        environments = Judged(taskset=taskset, judge=JUDGE, gate="correct").open()
+        environments._client, seen = client(lambda _: "Grade: 4")
+        try:
+            return [await environments.grade(TASK, answer) for answer in (right, "no idea")], len(seen)
+        finally:
+            await environments.close()
+
+    there = asyncio.run(scores(WorkerTasks(taskset=TASKS, processes=1)))
+    assert there == asyncio.run(scores(TASKS))
+    assert ([each["reward"] for each in there[0]], there[1]) == ([0.75, 0.0], 1)
+
+
+def test_a_judge_learns_from_a_worker_that_episodes_are_longer() -> None:
+    async def play_there() -> None:
+        compares = GenRM(taskset=TASKS, judge=JUDGE)  # only what it opens says so
+        environments = Judged(taskset=WorkerTasks(taskset=compares, processes=1), judge=JUDGE).open()
+        try:
+            await environments.grade(TASK, "1")
+        finally:
+            await environments.close()
+
+    with pytest.raises(ConfigError, match="ComparedEnvironments has episodes of several turns"):
+        asyncio.run(play_there())
+    with pytest.raises(ValidationError, match="WorkerTasks has episodes of several turns"):
+        Judged(taskset=WorkerTasks(taskset=Guessing()), judge=JUDGE)
 
 
 def grade(environments: JudgedEnvironments, answer: str) -> dict[str, float]:

@@ -45,6 +45,10 @@ class Verifiers(SplitTasks[VerifiersRow]):
     test_size: int = Field(default=200, ge=0, le=MAX_SIZE)
     """Most test tasks. They are the environment's rows for evaluation or, without any, held-out training rows."""
 
+    @property
+    def has_programs(self) -> bool:
+        return True
+
     def open(self) -> "VerifiersEnvironments":
         return VerifiersEnvironments(self._loaded)
 

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from whet.base.errors import ConfigError, DataError
 from whet.config.issues import did_you_mean
 from whet.core.types import Task
-from whet.tasks.base import Environments
+from whet.tasks.base import MORE_REPLIES
 from whet.tasks.episodes import graded
 from whet.tasks.judges.config import Judge
 from whet.tasks.judges.judge import AnswerRefusedError, JudgeEnvironments
@@ -27,7 +27,6 @@ _GRADE = re.compile(
     rf"^[^\w\n]*Grade:{_MARKS}([-+−]?\d+(?:\.\d+)?)(?:\.?{_MARKS}|{_MARKS}\.)$", re.MULTILINE | re.IGNORECASE
 )
 _EQUAL = re.compile(r"\[\[A(!?)=B\]\]")
-_EPISODES = "{} has episodes of several turns or with tools, but a judge only grades single answers"
 
 
 class Judged(WrappedTaskSet):
@@ -81,8 +80,8 @@ class Judged(WrappedTaskSet):
                     raise ValueError(f"{name} is read only where by = choice; leave it out")
         if self.low >= self.high:
             raise ValueError(f"low = {self.low} must be below high = {self.high}")
-        if type(self.taskset).make is not Environments.make:
-            raise ValueError(_EPISODES.format(type(self.taskset).__name__))
+        if not self.taskset.one_reply:
+            raise ValueError(MORE_REPLIES.format(type(self.taskset).__name__))
         name, declared = type(self.taskset).__name__, self.taskset.score_names
         for setting, value in (("only_if_wrong", self.only_if_wrong), ("gate", self.gate)):
             if value and not self.taskset.grades:
@@ -117,12 +116,15 @@ class JudgedEnvironments(JudgeEnvironments):
     def __init__(self, tasks: Judged) -> None:
         """Raise ``ConfigError`` for a task set that makes its own episodes, because a judge grades single answers."""
         super().__init__(tasks.taskset, tasks.judge)
-        self.tasks = tasks
-        if type(self.inner).make is not Environments.make:
-            raise ConfigError(f"data.taskset: {_EPISODES.format(type(tasks.taskset).__name__)}")
+        self.tasks, self._checked = tasks, False
+        if not self.inner.one_reply:
+            raise ConfigError(f"data.taskset: {MORE_REPLIES.format(type(tasks.taskset).__name__)}")
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         tasks = self.tasks
+        if not self._checked:
+            await self.inner.check_one_reply()
+            self._checked = True
         if tasks.by == "choice":
             return await self._choice(task, answer)
         scores = await graded(self.inner, task, answer) if tasks.only_if_wrong or tasks.gate else {}
