@@ -33,13 +33,16 @@ from whet.rollouts.episode import play, run_episode
 from whet.rollouts.failures import Failures
 from whet.rollouts.filters import BestAndWorst, DynamicSampling, OverlongShaping
 from whet.rollouts.group_metrics import count_group
+from whet.rollouts.group_player import score_group
 from whet.rollouts.rewards import Length, compose
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Player, Recording
 from whet.run.run import resume, start
-from whet.tasks.base import Environment, Environments, Observation, Step
+from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet
+from whet.tasks.preference.reward_model import RewardModelTasks
 from whet.tasks.self_play import Nim, NimGame, legal_move
 from whet.tasks.validate import validate, wrong
+from whet.tasks.workers import WorkerTasks
 
 RENDERER = Renderer(tiny_tokenizer())
 SAMPLING = Sampling(max_prompt_tokens=400, max_new_tokens=8, max_turns=20)
@@ -152,6 +155,70 @@ def test_a_role_that_never_replied_counts_in_no_baseline() -> None:
     got = GroupAdvantage(divide_by_std=False).estimate(batch).per_token(batch)
     firsts = [got[path[batch.trained[path]][0]].item() for path in batch.paths()]
     assert firsts == pytest.approx([1 / 3, -2 / 3, 0.5, 1 / 3, -0.5])
+
+
+class Comparing(Nim):
+    """Changes rewards once all episodes are there; ``sets`` names what."""
+
+    sets: str = ""
+
+    async def score_group(self, task: Task, group: Group) -> None:
+        for episode in group.episodes:
+            if self.sets == "reward":
+                episode.reward += 1.0
+            elif self.sets == "rewards":
+                episode.rewards = {role: earned + 1.0 for role, earned in episode.rewards.items()}
+            elif self.sets == "roles":
+                episode.rewards = {}
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_a_group_may_change_the_rewards_of_roles_and_not_that_of_the_episode_alone(workers: bool) -> None:
+    async def changed(sets: str) -> Group:
+        group = duel("g", [{"first": 1.0, "second": 0.0}, {"first": 0.0, "second": 2.0}])
+        tasks: TaskSet = Comparing(sets=sets)
+        environments = (WorkerTasks(taskset=tasks, processes=1) if workers else tasks).open()
+        try:
+            await score_group(environments, group.task, group)
+        finally:
+            await environments.close()
+        return group
+
+    assert [(e.reward, e.rewards) for e in asyncio.run(changed("rewards")).episodes] == [
+        (1.5, {"first": 2.0, "second": 1.0}),
+        (2.0, {"first": 1.0, "second": 3.0}),
+    ]
+    assert [each.reward for each in asyncio.run(changed("")).episodes] == [0.5, 1.0]
+    for sets in ("reward", "roles"):
+        with pytest.raises(ConfigError, match=r"each role learns from a separate reward \(first, second\)"):
+            asyncio.run(changed(sets))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"type": "genrm", "judge": {"url": "http://127.0.0.1:1/v1", "model": "j"}},
+        {"type": "reward_model", "model": "./m"},
+        {"type": "agent", "program": "tests.endpoint.programs:team"},
+    ],
+    ids=lambda each: each["type"],
+)
+def test_what_gives_an_episode_one_reward_is_refused_around_roles(around: dict[str, Any], tmp_path: Path) -> None:
+    for nim in ({"type": "nim"}, {"type": "workers", "taskset": "nim"}):
+        with pytest.raises(ConfigError, match=r"gives an episode one reward, but each role"):
+            read_settings(toy_settings(tmp_path, data={**around, "taskset": nim}))
+    read_settings(toy_settings(tmp_path, data={**around, "taskset": {"type": "nim", "opponent": "perfect"}}))
+
+
+def test_a_reward_model_refuses_roles_that_the_task_set_does_not_name() -> None:
+    class Quiet(Nim):
+        @property
+        def role_names(self) -> tuple[str, ...]:
+            return ()
+
+    environments = RewardModelTasks(taskset=Quiet(), model="m").open()
+    with pytest.raises(ConfigError, match="this episode has roles"):
+        asyncio.run(environments.make(Quiet().tasks("train")[0]).start())
 
 
 def test_filters_and_metrics_look_at_each_role() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from whet.base.closing import cancel_all
-from whet.base.errors import DataError, WhetError
+from whet.base.errors import ConfigError, DataError, WhetError
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
 from whet.core.types import Episode, Group, Status, Task
@@ -20,7 +20,7 @@ from whet.rollouts.failures import Failures
 from whet.rollouts.rewards import Reward, Score, compose
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import NO_CAST, Cast
-from whet.tasks.base import checked_score
+from whet.tasks.base import Environments, checked_score
 from whet.tasks.isolated import IsolatedEnvironments
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class GroupPlayer:
             part = self.blend.of[task.environment]
             rewards, declared = part.rewards or rewards, part.taskset.score_names
         try:
-            await self.environments.score_group(task, group)
+            await score_group(self.environments, task, group)
             for episode in group.episodes:
                 compose(rewards, episode, declared)
             where = f"of {group.uid} after score_group"
@@ -124,3 +124,22 @@ class GroupPlayer:
             if isinstance(error, WhetError) and not isinstance(error, DataError):
                 raise
             group.episodes = [Episode([], status=Status.FAILED, error=f"score_group: {format_error(error)}")]
+
+
+async def score_group(environments: Environments, task: Task, group: Group) -> None:
+    """Call the environment's ``score_group``. With roles it may change ``rewards``, whose mean is then the episode's.
+    Raises ``ConfigError`` if it changes the reward alone, from which no role would learn, or which roles there are."""
+    before = [(episode, episode.reward, dict(episode.rewards)) for episode in group.episodes]
+    await environments.score_group(task, group)
+    for episode, reward, by_role in before:
+        if not by_role:
+            continue
+        if episode.rewards.keys() != by_role.keys() or (episode.rewards == by_role and episode.reward != reward):
+            raise ConfigError(
+                f"score_group set the reward of an episode of {group.uid}, but each role learns from a separate reward "
+                f"({', '.join(by_role)}): set all of episode.rewards, or choose a task set without roles"
+            )
+        if episode.rewards != by_role:
+            where = f"of {group.uid} after score_group"
+            episode.rewards = {role: checked_score("reward", earned, where) for role, earned in episode.rewards.items()}
+            episode.reward = sum(episode.rewards.values()) / len(episode.rewards)

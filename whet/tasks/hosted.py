@@ -12,6 +12,9 @@ from whet.processes.service import Outcome, failed
 from whet.tasks.base import TASK_SETS, Environments, Observation, Step, TaskSet
 from whet.tasks.isolated import IsolatedEnvironment, IsolatedEnvironments
 
+Scored = tuple[float, dict[str, float], dict[str, float], list[float]]
+"""The reward of an episode, its rewards by role, its scores, and the rewards of its spans."""
+
 
 class _Hosted(Config):
     taskset: Annotated[TaskSet, Component(TASK_SETS)]
@@ -62,11 +65,10 @@ class HostedEnvironments:
     async def scores_groups(self) -> bool:
         return type(self._opened).score_group is not Environments.score_group
 
-    async def score_group(self, task: Task, group: Group) -> list[tuple[float, dict[str, float], list[float]]]:
-        """Return the reward and scores of each episode, and the rewards of its spans."""
+    async def score_group(self, task: Task, group: Group) -> list[Scored]:
+        """Return what the group's scoring may have set of each episode."""
         await self._environments.score_group(task, group)
-        episodes = group.episodes
-        return [(each.reward, each.scores, [span.reward for span in each.spans]) for each in episodes]
+        return [(e.reward, e.rewards, e.scores, [span.reward for span in e.spans]) for e in group.episodes]
 
     async def responds(self) -> None:
         await self._environments.responds()

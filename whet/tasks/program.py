@@ -80,6 +80,11 @@ class AgentTasks(WrappedTaskSet):
         return self
 
     @model_validator(mode="after")
+    def _has_one_reward(self) -> Self:
+        self.check_one_role()
+        return self
+
+    @model_validator(mode="after")
     def _only_for_commands(self) -> Self:
         if isinstance(self.program, str) and (self.environment or self.folder is not None or self.at_once is not None):
             raise ValueError(

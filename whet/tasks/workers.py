@@ -31,7 +31,7 @@ from whet.processes.virtual_environment import read_requirements
 from whet.tasks.base import Environment, Environments, Observation, Step
 from whet.tasks.cases import Case
 from whet.tasks.episodes import play
-from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.hosted import HostedEnvironments, Scored
 from whet.tasks.judges.config import own_judges
 from whet.tasks.worker_process import Link, WorkerProcess
 from whet.tasks.wrapped import WrappedTaskSet
@@ -175,10 +175,10 @@ class WorkerEnvironments(Environments):
         service = await worker.service()
         if not await service.call("scores_groups"):
             return
-        results = await worker.call(service, "score_group", task, group)
-        for episode, (reward, scores, rewards) in zip(group.episodes, results, strict=True):
-            episode.reward, episode.scores = reward, scores
-            for span, earned in zip(episode.spans, rewards, strict=True):
+        results: list[Scored] = await worker.call(service, "score_group", task, group)
+        for episode, (reward, rewards, scores, of_spans) in zip(group.episodes, results, strict=True):
+            episode.reward, episode.rewards, episode.scores = reward, rewards, scores
+            for span, earned in zip(episode.spans, of_spans, strict=True):
                 span.reward = earned
 
     async def close(self) -> None:

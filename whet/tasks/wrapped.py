@@ -32,6 +32,14 @@ class WrappedTaskSet(TaskSet):
             )
         return self
 
+    def check_one_role(self) -> None:
+        """Raise ``ValueError`` if episodes have roles; called where an episode gets one reward."""
+        if self.taskset.role_names:
+            raise ValueError(
+                f"{type(self).__name__} gives an episode one reward, but each role of {type(self.taskset).__name__} "
+                f"has its own ({', '.join(self.taskset.role_names)}); choose a task set without roles"
+            )
+
     def tasks(self, split: str) -> Sequence[Task]:
         return self.taskset.tasks(split)
 
@@ -61,6 +69,7 @@ class Rewarded(WrappedTaskSet):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         name = type(self.taskset).__name__
+        self.check_one_role()
         if self.taskset.grades_groups:
             raise ValueError(f"{name} sets the rewards of whole groups, which {self.rewarded_by} would replace")
         if self.grade_weight and not self.taskset.grades:

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from whet.base.errors import ConfigError
 from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.fetch.model import absolute_path
@@ -109,11 +110,13 @@ class RewardedEpisode(Environment):
 
     async def start(self) -> Observation:
         observation = await self.inner.start()
+        _check_role(observation.role)
         self.seen = Observation(list(observation.messages), observation.tools)
         return observation
 
     async def step(self, reply: Message) -> Step:
         step = await self.inner.step(reply)
+        _check_role(step.role, *step.rewards)
         self.seen.messages.append(reply)
         value, scores = await self._valued(reply)
         self.seen.messages += step.messages
@@ -136,6 +139,15 @@ class RewardedEpisode(Environment):
 
     async def close(self) -> None:
         await self.inner.close()
+
+
+def _check_role(*names: str | None) -> None:
+    """Raise ``ConfigError`` for an episode with roles, of which each has a conversation and a reward."""
+    if roles := [name for name in names if name]:
+        raise ConfigError(
+            f"a reward model scores one conversation, but this episode has roles ({', '.join(roles)}); choose a task "
+            "set without roles"
+        )
 
 
 class _Ungraded(Environments):
