@@ -64,6 +64,18 @@ class Half(Sums):
         return 0.5 * answer.strip().isdigit() + 0.5 * await super().grade(task, answer)
 
 
+class WrongGold(Sums):
+    """The gold answers, one for all or different ones, earn nothing; the grader itself pays for long answers."""
+
+    same: bool = False
+
+    def gold(self, task: Task) -> str:
+        return "nope" if self.same else f"no, {task.data['sum']}"
+
+    async def grade(self, task: Task, answer: str) -> float:
+        return float(len(answer) > 100)
+
+
 class Rare(Sums):
     """Pays for a combination that no family has; each part earns something."""
 
@@ -116,6 +128,15 @@ def test_an_exact_grader_has_no_finding_and_all_families_are_tried() -> None:
     assert {EMPTY, PROMPT, FILLER, GOLD, SEVERAL, OTHERS, SEARCH, POLICY} <= report.tried.keys()
     assert report.gradings <= PLAN.budget
     assert report.not_attacked == []
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_gold_answers_that_earn_nothing_are_named_and_the_attack_goes_on(same: bool) -> None:
+    report = attacked(WrongGold(same=same))
+    assert report.not_attacked == [
+        "the gold answers of 6 tasks, which earn no more than an empty answer: look at them with `whet validate`"
+    ]
+    assert of_family(report, FILLER)
 
 
 def test_a_substring_grader_pays_for_several_answers_at_once() -> None:

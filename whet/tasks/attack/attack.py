@@ -80,6 +80,7 @@ class _Attack:
         # One text that is right for all tasks: any text of some form is right, and only empty answers must not be paid.
         self.any_text = len(self.tasks) > 1 and len({*golds}) == 1 and all(isinstance(each, str) for each in answers)
         self.writer = Writer(golds, self._same)
+        self.worthless = 0  # tasks whose gold answer earns no more than an empty one
         self.paid: dict[int, float] = {}  # task -> reward of one answer that counts
         self.rewards: dict[tuple[str, str], dict[int, tuple[Cheap, float]]] = {}
         self.result = Report(len(self.tasks))
@@ -123,6 +124,8 @@ class _Attack:
                 self._failed(reward, number, Cheap("gold", "the gold answer", self.golds[number] or ""))
                 reward = None
             usable = reward is not None and reward > floor
+            self.worthless += reward is not None and not usable
+            self.any_text &= usable  # otherwise the same gold answer says nothing
             rewards.append(reward if reward is not None and usable else 1.0)
             self.paid[number] = self.plan.threshold if self.plan.threshold is not None else rewards[-1]
             scale = sum(rewards) / len(rewards)
@@ -263,6 +266,11 @@ class _Attack:
             self._skip("calls of tools: only the final message was, in episodes without a call")
         if len(self.tasks) < _ENOUGH:
             self._skip(f"ideas that pay on average, which needs {_ENOUGH} tasks")
+        if self.worthless:
+            self._skip(
+                f"the gold answers of {self.worthless} tasks, which earn no more than an empty answer: look at them "
+                "with `whet validate`"
+            )
         if self.any_text:
             self._skip("answers with text, because all tasks have the same gold answer")
         if without := sum(gold is None for gold in self.golds):
