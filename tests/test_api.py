@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,29 @@ def test_settings_next_to_a_recipe_that_is_a_value_are_refused(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"give steps=3, data=\.\.\. to whet\.read"):
         whet.start(whet.read(), "steps=3", data="arithmetic", folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("on_step", "words"),
+    [
+        (3, "on_step is 3; it must be a function of a step and a dict of its metrics"),
+        (lambda step: None, r"on_step is called with .*, and <lambda>\(step\) can't be: too many positional"),
+        (lambda step, metrics, name: None, "missing a required argument: 'name'"),
+    ],
+)
+def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(
+    on_step: Any, words: str, recipe: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    rows = [{"prompt": "x", "completion": "y"}] * 3
+    for call in (
+        lambda: whet.start(recipe, folder=folder, on_step=on_step),
+        lambda: whet.train(model="m", data=rows, folder=folder, on_step=on_step),
+        lambda: whet.resume(folder, on_step=on_step),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            call()
+    assert not folder.exists()
 
 
 def test_the_name_of_the_package_imports_nothing_heavy() -> None:

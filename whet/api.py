@@ -6,6 +6,7 @@ result = whet.train(model="smollm2-135m-instruct", data=rows, reward=function)  
 result = whet.start("quickstart", "steps=5", data=MyTasks())                    # a recipe, with parts of yours
 """
 
+import inspect
 import json
 import os
 from collections.abc import Callable
@@ -75,6 +76,7 @@ def start(
     arguments of ``read``; ``folder`` must be new, and is by default one under ``runs/``. ``on_step``: a function, sync
     or async, that is called after each step with its number and a dict of its metrics; an exception in it ends the
     run."""
+    _check_on_step(on_step)
     value, chosen, name = _planned(recipe, overrides, folder, sections)
 
     def train(stop: StopRequest) -> Path:
@@ -132,6 +134,7 @@ def train(
     from whet.run.from_rows import RowFiles
 
     _check_importing()
+    _check_on_step(on_step)
     files = RowFiles(data, test, reward)
     chosen = new_folder(name="train") if folder is None else Path(folder)
     check_free(chosen)
@@ -176,6 +179,7 @@ def _is_plain(value: object) -> bool:
 def resume(folder: str | os.PathLike[str], *overrides: str, on_step: "OnStep | None" = None) -> "Result":
     """Resume a run from its newest complete checkpoint and return it. For the URL of its mirror
     (``checkpoints.mirror``) it is downloaded first, into ``runs/``."""
+    _check_on_step(on_step)
     path = from_mirror(str(folder)) if is_url(str(folder)) else Path(folder)
 
     def train(stop: StopRequest) -> Path:
@@ -225,6 +229,25 @@ def _planned(
         return value, new_folder(name=name), name
     check_free(Path(folder))
     return value, Path(folder), name
+
+
+def _check_on_step(on_step: object) -> None:
+    """Raise ``ConfigError`` if it can't be called after a step: the first one may take long."""
+    if on_step is None:
+        return
+    if not callable(on_step):
+        raise ConfigError(f"on_step is {on_step!r}; it must be a function of a step and a dict of its metrics")
+    try:
+        signature = inspect.signature(on_step)
+    except ValueError:  # a function in C without a signature
+        return
+    try:
+        signature.bind(1, {})
+    except TypeError as error:
+        name = getattr(on_step, "__name__", type(on_step).__name__)
+        raise ConfigError(
+            f"on_step is called with a step and a dict of its metrics, and {name}{signature} can't be: {error}"
+        ) from None
 
 
 def _check_importing() -> None:

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_learning import lines
+from tests.losses.batches import random_groups
 from tests.toy import toy_recipe
+from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.grpo import GRPO, GroupAdvantage
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, DataError
 from whet.config import dump_yaml, load
+from whet.core.batch import Batch
 from whet.losses.policy_gradient import PPOClip
 from whet.run import run
 from whet.run.recipe import Recipe
@@ -47,3 +50,30 @@ def test_a_preset_of_ones_own_is_named_and_changed_as_a_built_in_one_is(tiny_mod
     again = load(Recipe, tmp_path).value
     assert again.algorithm == made.algorithm
     assert f"type: {OWN}:SMALL_GROUPS" in dump_yaml(again), "the name stays"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda batch: None, r" must return Credit\(advantages\), not None"),
+        (lambda batch: batch.reward, r" must return Credit\(advantages\), not a Tensor"),
+        (
+            lambda batch: Credit(batch.reward.tolist(), axis="sequence"),
+            ": column 'advantages' must be a tensor, not a l",
+        ),
+        (
+            lambda batch: Credit(batch.reward[:, None], axis="sequence"),
+            r": column 'advantages' .* shape \[\d+, 1\]",
+        ),
+        (lambda batch: Credit(batch.reward, axis="seq"), ": the axis of column 'advantages' is 'token' or 'sequence'"),
+        (lambda batch: Credit(batch.reward), r": column 'advantages' has the shape \[10\], but there are \d+ tok"),
+    ],
+)
+def test_an_estimator_that_returns_no_advantages_is_named_with_its_place(made: Any, words: str) -> None:
+    class Own(Advantage):
+        def estimate(self, batch: Batch) -> Credit:
+            return made(batch)  # type: ignore[no-any-return]
+
+    batch = Batch.from_groups(random_groups(0))
+    with pytest.raises(DataError, match=rf"Own\.estimate \(.*test_own\.py:\d+\){words}"):
+        Own()(batch)

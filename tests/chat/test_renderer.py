@@ -144,3 +144,12 @@ def test_messages_the_template_refuses_are_a_data_error():
     renderer = Renderer(tiny_tokenizer(), BRACKETS)
     with pytest.raises(DataError, match="roles must alternate"):
         renderer.render_prompt([{"role": "tool", "content": "x"}])
+
+
+def test_half_a_character_is_refused_with_the_text_before_it() -> None:
+    renderer = Renderer(tiny_tokenizer(), "plain")
+    for text in ("caf\udce9 au lait", "x" * 5000 + "caf\udce9"):
+        with pytest.raises(DataError, match=r"half a character, '\\udce9' after '.*caf', .*errors='replace'"):
+            renderer.render_prompt([user(text)])
+        with pytest.raises(DataError, match="half a character"):
+            renderer.longer_than(100, [user(text + "y" * 1000)])

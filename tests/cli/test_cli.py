@@ -164,6 +164,9 @@ HOSTILE = {
         ["good.yaml", "--folder", "full"],
         ["good.yaml", "--folder", "full/file"],
         ["good.yaml", "--folder", "full/file/below"],
+        ["good.yaml", "--folder", "/dev/null"],
+        ["good.yaml", "--folder", "caf\udce9"],
+        ["good.yaml", "model=caf\udce9"],
     ],
     ids=lambda words: " ".join(words)[:30],
 )
@@ -296,6 +299,15 @@ def test_show_explains_a_key(folder):
     wrong = whet("show", "r.yaml", "--explain", "optimizer.lrr", cwd=folder)
     assert wrong.returncode == 2
     assert "Did you mean 'lr'?" in wrong.stderr
+
+
+def test_a_working_folder_that_is_gone_is_said(folder):
+    gone = folder / "gone"
+    gone.mkdir()
+    code = f"import os; os.rmdir({str(gone)!r})\nfrom whet.cli import main\nmain()"
+    result = played(plain(), code, "train", "quickstart", folder=gone)
+    assert result.returncode == 2
+    assert result.stderr == "error: the folder that this command was started in is gone; change to another one\n"
 
 
 def test_a_closed_output_pipe_is_not_an_error(folder):

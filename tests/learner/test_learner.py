@@ -20,10 +20,12 @@ from tests.learner.parts import (
     worker,
 )
 from tests.weights.collected import weights_of
-from whet.base.errors import DeadlineError, WhetError
+from whet.base.errors import DataError, DeadlineError, WhetError
 from whet.cluster.local import LocalCluster
+from whet.core.batch import Batch, ModelOutput
 from whet.learner.config import WorkerConfig
 from whet.learner.learner import WorkerLearner
+from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 
 pytestmark = pytest.mark.usefixtures("learner_type")
@@ -167,3 +169,32 @@ def test_a_call_past_its_deadline_is_an_error_that_names_it(llama):
 def test_a_model_that_is_not_there_is_an_error_at_launch(tmp_path):
     with pytest.raises(WhetError, match="no such folder"):
         asyncio.run(WorkerLearner.launch(LocalCluster(), config(tmp_path / "nowhere")))
+
+
+def test_a_skipped_step_is_a_warning_that_names_its_batch(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(learner: WorkerLearner) -> None:
+        assert (await learner.update(some_batch(), PolicyGradient())).metrics.result()["learner/skipped"] == 0
+        assert not caplog.messages
+        assert (await learner.update(some_batch(), Poisoned())).metrics.result()["learner/skipped"] == 1
+
+    with_learner(config(llama).model_copy(update={"dumps": tmp_path}), test)
+    [folder] = tmp_path.iterdir()
+    assert [text for text in caplog.messages if "skipped" in text] == [
+        f"an optimizer step is skipped: the loss (nan) is not finite, so weights and moments stay as they are; its "
+        f"batch is in {folder}"
+    ]
+
+
+def test_a_loss_without_a_gradient_is_named(llama: Path) -> None:
+    class Constant(PolicyGradient):
+        def __call__(self, output: ModelOutput, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+            loss, metrics = super().__call__(output, batch)
+            return loss.detach(), metrics
+
+    async def test(learner: WorkerLearner) -> None:
+        with pytest.raises(DataError, match="the loss Constant has no gradient"):
+            await learner.update(some_batch(), Constant())
+
+    with_learner(config(llama), test)

@@ -1,13 +1,17 @@
 """Helpers shared by all losses."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from tests.losses.batches import fill, random_groups
 from tests.reference.plain import plain
-from whet.losses.weighted import at_trained, bounded_exp, log1mexp, mean_per_sequence, token_metrics
+from whet.base.errors import DataError
+from whet.core.batch import Batch, ModelOutput
+from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, log1mexp, mean_per_sequence, token_metrics
+from whet.metrics import Metrics
 
 
 def test_metrics_of_columns_see_trained_tokens_only_and_keep_float64() -> None:
@@ -46,3 +50,27 @@ def test_log_of_one_minus_exp_is_accurate_near_zero() -> None:
     assert log1mexp(torch.tensor([-1e-12, -1.0, -50.0]).double()).tolist() == pytest.approx(
         [math.log(1e-12), math.log(1 - math.exp(-1)), -math.exp(-50)], rel=1e-9, abs=1e-15
     )
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda values: None, "not a NoneType"),
+        (lambda values: values, "not a Tensor"),
+        (lambda values: (values.tolist(), Metrics()), r"not \(list, Metrics\)"),
+        (lambda values: (values, {"mine": 1.0}), r"not \(Tensor, dict\)"),
+        (lambda values: (values.mean(), Metrics()), r"not values of the shape \[\]"),
+        (lambda values: (values[1:], Metrics()), r"not values of the shape \[\d+\]"),
+        (lambda values: (values[:, None], Metrics()), r"not values of the shape \[\d+, 1\]"),
+    ],
+)
+def test_a_loss_that_returns_no_value_for_each_token_is_named_with_its_place(
+    made: Callable[[torch.Tensor], object], words: str
+) -> None:
+    class Own(WeightedLoss):
+        def per_token(self, output: ModelOutput, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+            return made(at_trained(batch, output.logprobs))  # type: ignore[return-value]
+
+    batch, output = fill(random_groups(0), 0)
+    with pytest.raises(DataError, match=rf"Own\.per_token \(.*test_weighted\.py:\d+\) must return .*, {words}"):
+        Own()(output, batch.weigh("token"))

@@ -13,6 +13,8 @@ from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
 from whet.processes import loop_thread
 from whet.processes.loop_thread import LoopThread, UserCodeExit, format_error
+from whet.processes.threads import run_in_thread
+from whet.processes.user_code import user_frames, user_lines
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,50 @@ def test_errors_are_raised_unchanged_and_exits_as_user_code_exit() -> None:
                 await thread.run(raise_, error)
 
     with_thread(work)
+
+
+def stop() -> None:
+    next(iter([]))
+
+
+async def wait() -> None:
+    await asyncio.wait_for(asyncio.Event().wait(), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "function"), [(stop, RuntimeError, "stop"), (wait, TimeoutError, "wait")], ids=["stop", "wait"]
+)
+def test_errors_that_python_replaces_keep_the_line_of_the_user(
+    call: Callable[[], Any], kind: type[Exception], function: str
+) -> None:
+    async def work(thread: LoopThread) -> None:
+        with pytest.raises(kind) as caught:
+            await thread.run(call)
+        assert user_frames(caught.value)[-1].name == function
+        assert f" at {__file__}:" in format_error(caught.value)
+
+    with_thread(work)
+
+
+def test_a_timeout_in_a_thread_of_its_own_keeps_its_line() -> None:
+    def slow() -> None:
+        raise TimeoutError("timed out")
+
+    async def work() -> None:
+        with pytest.raises(TimeoutError) as caught:
+            await run_in_thread(slow, "own")
+        assert user_frames(caught.value)[-1].name == "slow"
+
+    asyncio.run(work())
+
+
+def test_the_text_of_an_exception_is_cut_where_it_is_very_long() -> None:
+    error = ValueError("a" * 10_000_000 + "the end")
+    for text in (format_error(error), user_lines(error)):
+        assert len(text) < 5_000
+        assert "[9,99" in text
+        assert "characters left out" in text
+        assert "the end" in text
 
 
 def test_a_caller_that_gives_up_does_not_wait_for_blocking_code_whose_line_is_known() -> None:

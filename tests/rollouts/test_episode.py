@@ -160,3 +160,30 @@ def test_turns_that_can_not_fit_are_refused_before_the_run(tmp_path: Path, sampl
 def test_turns_that_fit_are_taken(tmp_path: Path) -> None:
     toy_recipe(tmp_path, sampling={"max_turns": 2, "max_observation_tokens": 100})
     toy_recipe(tmp_path, sampling={"max_turns": 50, "max_episode_tokens": 256})
+
+
+def test_an_environment_that_gives_no_messages_is_named_as_such() -> None:
+    class Silent(Echo):
+        async def start(self) -> Observation:
+            return Observation([])
+
+    class Text(Echo):
+        async def step(self, reply: Message) -> Step:
+            return Step(done=False, messages="more")  # type: ignore[arg-type]
+
+    for environment in (Silent(), Echo()):
+        with pytest.raises(DataError, match="environment of episode e gives the model no message to reply to"):
+            play(environment)
+    with pytest.raises(DataError, match="environment of episode e must give a list of messages, not 'more'"):
+        play(Text())
+
+
+def test_an_environment_that_changes_the_reply_changes_no_conversation() -> None:
+    class Clears(Echo):
+        async def step(self, reply: Message) -> Step:
+            reply.clear()  # type: ignore[attr-defined]
+            return await super().step(reply)
+
+    episode, _ = play(Clears("more"))
+    said = [message["content"] for message in episode.branches[0].messages if message["role"] == "assistant"]
+    assert said == ["ok"] * 3

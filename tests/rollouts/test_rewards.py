@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.toy import read_settings, toy_recipe, toy_settings
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, DataError
 from whet.core.types import Episode, Message, Span, Status, Trajectory, Usage
 from whet.rollouts.rewards import (
     Clip,
@@ -117,3 +117,13 @@ def test_a_recipe_composes_rewards(tmp_path) -> None:  # type: ignore[no-untyped
     recipe = read_settings(toy_settings(tmp_path, rewards={"type": "sum", "of": parts}))
     assert recipe.rewards is not None
     assert recipe.rewards(episode(tokens=15)) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("value", [None, "1", float("nan")])
+def test_a_component_that_returns_no_number_is_named_with_its_place(value: object) -> None:
+    class Own(Reward):
+        def value(self, episode: Episode) -> float:
+            return value  # type: ignore[return-value]
+
+    with pytest.raises(DataError, match=r"what Own\.value \(.*test_rewards\.py:\d+\) returned is .*; it must be a fin"):
+        Sum(of={"own": Own(weight=0.5)})(episode())

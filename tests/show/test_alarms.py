@@ -64,6 +64,11 @@ def test_numbers_that_are_not_finite_are_named_while_they_are_recent(tmp_path):
     assert raised(history_of(tmp_path, "loss", [None, *[1.0] * 30])) == []
 
 
+def test_skipped_steps_are_named_while_they_are_recent(tmp_path):
+    assert raised(history_of(tmp_path, "learner/skipped", [1.0] + [0.0] * 30)) == []
+    assert raised(history_of(tmp_path, "learner/skipped", [0.0, 1.0, 0.0])) == ["steps are skipped"]
+
+
 def test_a_mirror_that_fails_is_named_while_that_is_recent(tmp_path):
     assert raised(history_of(tmp_path, "checkpoint/mirror_failed", [float("nan")] * 3)) == []
     assert raised(history_of(tmp_path, "checkpoint/mirror_failed", [1.0] + [0.0] * 30)) == []

@@ -11,8 +11,8 @@ from whet.rollouts.blend import Blend, Part
 from whet.tasks.listing import tasks_of
 
 
-def task(prompt: object) -> Task:
-    return Task("t", prompt)  # type: ignore[arg-type]
+def task(prompt: object, uid: str = "t") -> Task:
+    return Task(uid, prompt)  # type: ignore[arg-type]
 
 
 class Own(Lowercase):
@@ -33,6 +33,7 @@ MADE: list[Callable[[], object]] = []
         (lambda: [{"prompt": "x"}], r"must return a list of tasks, .* and one is {'prompt': 'x'}"),
         (lambda: [task("What is 2 + 2?")], "the prompt of task 't' must be a list of messages, .* not 'What is 2"),
         (lambda: [task([{"role": "user", "content": None}])], "the prompt of task 't' must be a list of messages"),
+        (lambda: [task([], "u"), task([]), task([])], "tasks 1 and 2 of the split 'train' have the same uid 't'"),
         (lambda: [task(["What is 2 + 2?"])], r"the prompt of task 't' must be a list of messages, .* not \['What is"),
     ],
 )
@@ -44,6 +45,6 @@ def test_a_mistake_is_named_with_its_place(made: Callable[[], object], words: st
 
 
 def test_tasks_without_a_mistake_are_returned_as_they_are() -> None:
-    tasks = [task([]), task([{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}])]
+    tasks = [task([], "s"), task([{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}])]
     MADE[:] = [lambda: tasks]
     assert tasks_of(Own(), "test") is tasks

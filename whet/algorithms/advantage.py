@@ -19,6 +19,7 @@ from whet.base.lazy import Tensor, torch
 from whet.config import Config
 from whet.core.batch import Axis, Batch
 from whet.losses.kl import KL
+from whet.processes.user_code import place_of
 
 Std = Literal["sample", "population"]
 
@@ -38,7 +39,9 @@ class Credit:
     def fill(self, batch: Batch) -> None:
         """Write the columns into the batch."""
         batch.fill("advantages", self.advantages, self.axis)
-        batch.returns = self.returns
+        batch.returns = None
+        if self.returns is not None:
+            batch.fill("returns", self.returns)
 
 
 class Advantage(Config, ABC):
@@ -70,10 +73,24 @@ class Advantage(Config, ABC):
     def estimate(self, batch: Batch) -> Credit:
         """Return the advantages of the trained tokens of a whole step."""
 
+    def credit(self, batch: Batch) -> Credit:
+        """Return ``estimate(batch)``. Raises ``DataError`` if that is anything but one number for each token or
+        sequence."""
+        credit: object = self.estimate(batch)
+        where = place_of(type(self), "estimate")
+        if not isinstance(credit, Credit):
+            what = "None" if credit is None else f"a {type(credit).__name__}"
+            raise DataError(f"{where} must return Credit(advantages), not {what}")
+        try:
+            credit.fill(replace(batch))
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+        return credit
+
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its advantages (and returns) filled."""
         filled = replace(batch)
-        self.estimate(batch).fill(filled)
+        self.credit(batch).fill(filled)
         return filled
 
 

@@ -118,7 +118,7 @@ class Algorithm(Config, ABC):
                 for column, output in outputs.items():
                     batch.fill(column, scored[output])
         if self.estimator is not None:
-            credit = await compute(self.estimator.estimate, batch)
+            credit = await compute(self.estimator.credit, batch)
             credit.fill(batch)
         return Metrics()
 

@@ -42,7 +42,7 @@ class TokenSelection(Advantage):
 
     def estimate(self, batch: Batch) -> Credit:
         """Raises DataError as ``of`` does."""
-        credit = self.of.estimate(batch)
+        credit = self.of.credit(batch)
         advantages_N = credit.per_token(batch)
         return Credit(advantages_N.masked_fill(self.selected(batch, advantages_N), 0.0), credit.returns)
 
@@ -82,7 +82,7 @@ class KLCov(TokenSelection):
 
     def estimate(self, batch: Batch) -> Credit:
         """Also fill ``high_covariance``. Raises DataError as ``of`` does."""
-        credit = self.of.estimate(batch)
+        credit = self.of.credit(batch)
         batch.fill("high_covariance", self.selected(batch, credit.per_token(batch)))
         return credit
 

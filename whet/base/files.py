@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whet.base.errors import WhetError
+from whet.base.errors import ConfigError, WhetError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +65,17 @@ def error_context(path: Path) -> Iterator[None]:
             folder = next(parent for parent in path.absolute().parents if parent.is_dir())
             room = f"; {format_bytes(shutil.disk_usage(folder).free)} are free in {folder}"
         raise WhetError(f"{path} can't be written: {error}{room}") from error
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Raise ``ConfigError`` if a path or an argument has bytes that are not UTF-8: no file of whet's could name it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{what}: it has bytes that are not UTF-8; choose another name, or set PYTHONUTF8=1 where the name is "
+            "right and the locale is not"
+        ) from None
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:

@@ -28,6 +28,7 @@ _HIDDEN, _WRITTEN = 0x40000, 0x50000  # unassigned planes: for hidden text, and 
 _UNASSIGNED = re.compile("[\U00040000-\U0005ffff]")
 NO_TEXT = re.compile("[\ud800-\udfff\U00040000-\U0005ffff]")
 """Characters that no renderer accepts: the unassigned planes, and halves of surrogate pairs."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ROLES = {"system", "user", "assistant", "tool", "developer"}  # a template may write the role in <|user|>
 
 
@@ -122,7 +123,7 @@ class ControlTokens:
 
     def _encode(self, hidden: str) -> list[int]:
         text, written = self.show(hidden), self._spelled.findall(hidden)
-        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        tokens = encoded(self.tokenizer, text)
         if self._count(tokens) <= len(written):
             return tokens
         if not self._warned:
@@ -181,3 +182,18 @@ def _tokens(template: str, *types: str) -> set[str]:
     from jinja2 import Environment
 
     return {token.value for token in Environment().lexer.tokenize(template) if token.type in types}
+
+
+def encoded(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Return the tokens of a text. Raises ``DataError`` if it is not Unicode."""
+    try:
+        tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    except TypeError:  # tokenizers takes a text that UTF-8 can't write for something else
+        at = next((match.start() for match in _SURROGATE.finditer(text)), None)
+        if at is None:
+            raise
+        raise DataError(
+            f"a text has half a character, {text[at]!r} after {text[max(0, at - 20) : at]!r}, which can't be encoded; "
+            "read its file as UTF-8, with errors='replace' where it is damaged"
+        ) from None
+    return tokens

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from whet.base.errors import ConfigError, DataError
 from whet.chat.call_formats import SAMPLE_TOOL, SAMPLES, CallFormat, format_of, reads_back
 from whet.chat.chat_template import HARMONY, QUESTION, ChatTemplate, opened, without_end
-from whet.chat.control_tokens import NO_TEXT
+from whet.chat.control_tokens import NO_TEXT, encoded
 from whet.chat.harmony import HarmonyReplies
 from whet.chat.length import longer_than
 from whet.chat.omissions import left_out
@@ -158,9 +158,7 @@ class Renderer:
     ) -> bool:
         """Return whether a conversation certainly has more than ``limit`` tokens, in a time that doesn't grow with
         it."""
-        return longer_than(
-            limit, messages, tools, lambda text: len(self.tokenizer.encode(text, add_special_tokens=False))
-        )
+        return longer_than(limit, messages, tools, lambda text: len(encoded(self.tokenizer, text)))
 
     def left_out(self, messages: Sequence[Message], tools: list[dict[str, object]] | None = None) -> str | None:
         """Return the part of a conversation that the template omits (``omissions.py``); None if it omits nothing."""

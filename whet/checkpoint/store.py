@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import resource
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -169,6 +170,8 @@ class CheckpointStore:
         free = shutil.disk_usage(self.folder).free
         why = f" ({error})" if error else ""
         need = f"about {format_bytes(needed)}" if needed > free else "more than is available"
+        if (limit := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY and needed <= free:
+            need = f"larger files than this process may write ({format_bytes(limit)}, see ulimit -f)"
         return CheckpointError(
             f"no room for the checkpoint of step {step}: it needs {need}, and {format_bytes(free)} are free in "
             f"{self.folder}{why}. Older checkpoints are unchanged. Free some space, or lower checkpoints.keep_last, "

@@ -18,7 +18,7 @@ import typer
 from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
 from whet.base.escaping import escape_controls
-from whet.base.files import write_atomically
+from whet.base.files import check_unicode, write_atomically
 from whet.base.scratch import remove_scratch
 from whet.cli import (
     attack,
@@ -115,6 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
     keep_freed_memory()  # before any thread: glibc gives one that allocates earlier, and its successors, a second heap
     _open_streams()
     try:
+        for word in words:
+            check_unicode(word, word)
         # Not ``app()``, which prints errors and handles interrupts itself.
         command = typer.main.get_command(app)
         with endings_are_errors(), command.make_context("whet", words, obj=session) as context:
@@ -162,6 +164,8 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
         return _say(f"error: {error.format_message()}{_as_setting(error, words or [])}{hint}", 2)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return _say(f"error: {str(error.filename)[:60]}...: the name is too long for a file or folder", 2)
+    if isinstance(error, FileNotFoundError) and not _has_folder():
+        return _say("error: the folder that this command was started in is gone; change to another one", 2)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO) and _output_fails():
         return _say(f"error: the output of this command can't be written: {error.strerror}", 1)
     text = str(error).strip() or "no message"
@@ -214,6 +218,14 @@ def _keep_traceback(error: BaseException, session: Session) -> str:
     except WhetError:
         return "\nAdd --debug to see the traceback."
     return f"\nThe traceback is in {log}."
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _output_fails() -> bool:

@@ -167,8 +167,16 @@ class Batch:
 
     def fill(self, name: str, values: Tensor, axis: Axis = "token") -> None:
         """Write ``values``, [N, ...] or [S, ...], to the column ``name``. Advantages that are one number for each
-        sequence count for its trained tokens. Raises ``DataError`` for a wrong size."""
+        sequence count for its trained tokens. Raises ``DataError`` for a wrong shape."""
+        if not isinstance(values, torch.Tensor):
+            raise DataError(
+                f"column {name!r} must be a tensor, not a {type(values).__name__}: torch.as_tensor makes one"
+            )
+        if axis not in ("token", "sequence"):
+            raise DataError(f"the axis of column {name!r} is 'token' or 'sequence', not {axis!r}")
         size = len(self) if axis == "token" else self.sequences
+        if values.ndim > 1 and (name in _COMMON or name == "advantages") and name != "experts":
+            raise DataError(f"column {name!r} has the shape {list(values.shape)}: it has one number for each {axis}")
         if values.ndim == 0 or len(values) != size:
             raise DataError(f"column {name!r} has the shape {list(values.shape)}, but there are {size} {axis}s")
         if name == "weight":

@@ -69,7 +69,7 @@ class RankUpdate:
     logprobs: list[Tensor]  # [n] float32 on the CPU, for each micro-batch
     gradient_norm: float  # of the whole step, before clipping; the same on every rank
     lr: float
-    skipped: bool
+    skipped: str = ""  # why the step was left out, and where its batch is; empty: it was done
 
 
 @dataclass(slots=True, frozen=True)

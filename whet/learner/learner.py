@@ -77,6 +77,8 @@ class WorkerLearner:
         self._check(batch, loss)
         work = await compute(self._pack_update, batch, loss)
         answers: list[RankUpdate] = await self._group.scatter("update", work.shards, loss) if work.shards else []
+        if answers and answers[0].skipped:
+            log.warning("an optimizer step is skipped: %s", answers[0].skipped)
         return await compute(_update, work, loss, answers)
 
     async def begin_weights(self, request: WeightRequest) -> Handshake:
@@ -251,7 +253,7 @@ def _metrics_of_zero(work: _Work, loss: Loss) -> Metrics:
 def _metrics(answers: list[RankUpdate], tokens: int, micro_batches: int) -> Metrics:
     metrics, first = Metrics(), answers[0]
     metrics.sum("learner/tokens", tokens).sum("learner/micro_batches", micro_batches)
-    metrics.sum("learner/skipped", first.skipped)
+    metrics.sum("learner/skipped", bool(first.skipped))
     if first.skipped:  # values that are not finite must not affect the step's other metrics
         return metrics
     for answer in answers:

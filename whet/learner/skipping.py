@@ -55,15 +55,23 @@ class SkippedStep:
                 write_dump(folder, self.micro_batches, facts)
         return folder
 
+    def described(self, folder: Path | None) -> str:
+        """Return what a warning says. ``folder`` has the dump."""
+        return f"{self.problem} is not finite, so weights and moments stay as they are; {_where(folder)}"
+
     def check(self, limit: int, folder: Path | None) -> None:
         """Raise ``WhetError`` after ``limit`` consecutive skipped steps. ``folder`` has the dump of the last one."""
         if self.progress.skipped_in_a_row >= limit:
-            where = "set a folder for dumps to keep its batch" if folder is None else f"its batch is in {folder}"
+            where = _where(folder)
             raise WhetError(
                 f"{self.problem} was not finite in {self.progress.skipped_in_a_row} optimizer steps in a row, the last "
                 f"one being step {self.progress.step}; {where}. Lower optimizer.lr, or look at that batch with "
                 "LearnerWorker.replay"
             )
+
+
+def _where(folder: Path | None) -> str:
+    return "set a folder for dumps to keep its batch" if folder is None else f"its batch is in {folder}"
 
 
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.base.errors import WhetError
+from whet.base.errors import DataError, WhetError
 from whet.cluster.base import RankInfo
 from whet.cluster.rendezvous import LOOPBACK
 from whet.core.batch import Batch, ModelOutput, Output
@@ -182,7 +182,7 @@ class LearnerWorker:
         total, metrics, logprobs = self.accumulate(micro_batches, loss)
         shard_loss, loss_value, norm_value = measure(self.module, total, self.ranks)
         lr = learning_rate(config, progress.step, self.config.steps)
-        finite = math.isfinite(loss_value) and math.isfinite(norm_value)
+        finite, skipped = math.isfinite(loss_value) and math.isfinite(norm_value), ""
         if finite:
             if norm_value > config.max_grad_norm:
                 scale_gradients(self.module.parameters(), config.max_grad_norm / (norm_value + 1e-6))
@@ -195,11 +195,12 @@ class LearnerWorker:
         else:
             progress.skipped += 1
             progress.skipped_in_a_row += 1
-            skipped = SkippedStep(progress, loss_value, norm_value, micro_batches, self.module.gradients())
-            dump = skipped.dump(self.config.dumps, loss, self.ranks) if self.config.dumps is not None else None
-            skipped.check(self.config.learner.max_skipped_steps, dump)
+            step = SkippedStep(progress, loss_value, norm_value, micro_batches, self.module.gradients())
+            dump = step.dump(self.config.dumps, loss, self.ranks) if self.config.dumps is not None else None
+            step.check(self.config.learner.max_skipped_steps, dump)
+            skipped = step.described(dump)
         self.optimizer.zero_grad(set_to_none=True)  # generation between two updates gets the memory
-        return RankUpdate(shard_loss, metrics, logprobs, norm_value, lr, skipped=not finite)
+        return RankUpdate(shard_loss, metrics, logprobs, norm_value, lr, skipped)
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> tuple[Tensor, Metrics, list[Tensor]]:
         """Compute new gradients, summed over the micro-batches; return the loss [], its metrics, and the log-probs of
@@ -216,6 +217,10 @@ class LearnerWorker:
 
         def loss_of(number: int, output: ModelOutput) -> Tensor:
             value, reported = loss(output, of_loss[number])
+            if not value.requires_grad:
+                raise DataError(
+                    f"the loss {type(loss).__name__} has no gradient: it doesn't depend on the model's outputs"
+                )
             total.add_(value.detach())
             metrics.merge(reported)
             logprobs[number] = output.logprobs.detach().float()

@@ -11,11 +11,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from whet.base.errors import DataError
 from whet.base.lazy import Tensor, no_grad, torch
 from whet.config import Config
 from whet.core.batch import Batch, ModelOutput, Output
 from whet.losses.base import Unit
 from whet.metrics import Metrics
+from whet.processes.user_code import place_of
 
 EXPONENT_LIMIT = 20.0
 """Log-ratios are clamped to +-20 before ``exp``; outside this range the gradient is 0 instead of infinite."""
@@ -47,11 +49,29 @@ class WeightedLoss(Config, ABC):
         pair is repeated at each of its trained tokens, so that its share is the sum of their weights."""
 
     def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Return the scalar loss. The metric ``loss`` is the weighted mean, which is equal if the weights sum to 1."""
-        per_token, metrics = self.per_token(output, batch)
+        """Return the scalar loss. The metric ``loss`` is the weighted mean, which is equal if the weights sum to 1.
+        Raises ``DataError`` unless ``per_token`` returns a value for each token, and metrics: any other shape could be
+        broadcast to a loss with other weights."""
+        per_token, metrics = _checked(self, self.per_token(output, batch), batch)
         weight = batch.column("weight")
         loss = (weight * per_token).sum()
         return loss, weighted_means(weight, {"loss": per_token}).merge(metrics)
+
+
+def _checked(loss: WeightedLoss, returned: object, batch: Batch) -> tuple[Tensor, Metrics]:
+    match returned:
+        case torch.Tensor() as values, Metrics() as metrics if values.shape == (len(batch),):
+            return values, metrics
+        case torch.Tensor() as values, Metrics():
+            what = f"values of the shape {list(values.shape)}"
+        case tuple():
+            what = f"({', '.join(type(each).__name__ for each in returned)})"
+        case _:
+            what = f"a {type(returned).__name__}"
+    raise DataError(
+        f"{place_of(type(loss), 'per_token')} must return a tensor with a value for each of the batch's {len(batch)} "
+        f"tokens, and Metrics(), not {what}"
+    )
 
 
 def at_trained(batch: Batch, column: Tensor) -> Tensor:

@@ -16,12 +16,13 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import FrameType
-from typing import TypeVar, TypeVarTuple
+from typing import Generic, TypeVar, TypeVarTuple, cast
 
 from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
-from whet.processes.user_code import user_frames
+from whet.processes.user_code import brief, user_frames
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -36,6 +37,24 @@ _LOOPS = weakref.WeakSet[asyncio.AbstractEventLoop]()  # loops that must not con
 
 class UserCodeExit(Exception):
     """User code raised an exception that would end more than the call: ``SystemExit``, ``CancelledError`` ..."""
+
+
+@dataclass(slots=True)
+class Outcome(Generic[T]):
+    """The outcome of a call. asyncio would pass a ``TimeoutError`` to another thread as a new one, without the lines
+    that raised it."""
+
+    value: T | None = None
+    error: Exception | None = None
+
+    def result(self) -> T:
+        """Return the value or raise the error."""
+        if self.error is None:
+            return cast(T, self.value)
+        try:
+            raise self.error
+        finally:
+            self.error = None  # the error's traceback has this frame, and such a cycle would keep all of its values
 
 
 class LoopThread:
@@ -59,7 +78,8 @@ class LoopThread:
             raise WhetError(f"{self.name} is closed")
         if not self._thread.ident:
             self._thread.start()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_contained(call, *args), self._loop))
+        contained = asyncio.run_coroutine_threadsafe(_contained(call, *args), self._loop)
+        return (await asyncio.wrap_future(contained)).result()
 
     def blocked_at(self) -> str | None:
         """Return the line that the thread is executing, "FILE:LINE in FUNCTION", or None while it waits. Frames of the
@@ -126,21 +146,23 @@ def format_error(error: BaseException) -> str:
         text = repr(error)
     except BaseException:
         text = f"{type(error).__name__} (its text can't be formatted)"
-    frames = user_frames(error)
+    frames, text = user_frames(error), brief(text)
     return f"{text} at {frames[-1].filename}:{frames[-1].lineno}" if frames else text
 
 
-async def _contained(call: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+async def _contained(call: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> Outcome[T]:
     try:
         result = call(*args)
-        return await result if inspect.isawaitable(result) else result
-    except Exception:
-        raise
+        return Outcome(await result if inspect.isawaitable(result) else result)
+    except Exception as error:
+        return Outcome(error=error)
     except BaseException as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise UserCodeExit(format_error(error)) from error
+        exit_ = UserCodeExit(format_error(error))
+        exit_.__cause__ = error
+        return Outcome(error=exit_)
 
 
 def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

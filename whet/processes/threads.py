@@ -23,6 +23,17 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
+async def outcome_of(future: "Future[T]") -> T:
+    """Return the result of a future of another thread, or raise its error with the lines that raised it: asyncio
+    replaces a ``TimeoutError`` by a new one."""
+    try:
+        return await asyncio.wrap_future(future)
+    except TimeoutError:
+        if future.done() and not future.cancelled() and isinstance(error := future.exception(), TimeoutError):
+            raise error from None
+        raise
+
+
 async def run_in_thread(call: Callable[[], T], name: str) -> T:
     """Return ``call()``, run in a new thread. Raises the exception of the call, ``UserCodeExit`` for one that is not an
     ``Exception``."""
@@ -38,7 +49,7 @@ async def run_in_thread(call: Callable[[], T], name: str) -> T:
             future.set_exception(UserCodeExit(format_error(error)))
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return await asyncio.wrap_future(future)
+    return await outcome_of(future)
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,7 +1,9 @@
-"""Finds user code in tracebacks, so that errors show the user's lines."""
+"""Finds user code in tracebacks and classes, so that errors show the user's lines."""
 
+import inspect
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -12,10 +14,23 @@ _OTHERS = tuple(
     | {str(Path(whet.__file__).parent), "<frozen"}
 )
 
+_LONGEST, _BEGINNING, _END = 4000, 2000, 1000  # characters of an exception's text
+
 
 def is_user_file(filename: str) -> bool:
     """Return whether a file is user code: not part of Python, of an installed package or of whet."""
     return not filename.startswith(_OTHERS)
+
+
+def place_of(kind: type, method: str) -> str:
+    """Return ``"MyTasks.grade (FILE:LINE)"`` of a method, for error messages."""
+    return place_of_function(getattr(kind, method), f"{kind.__name__}.{method}")
+
+
+def place_of_function(function: Callable[..., object], name: str) -> str:
+    """Return ``"name (FILE:LINE)"`` of a function, for error messages."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return name + (f" ({code.co_filename}:{code.co_firstlineno})" if code else "")
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
@@ -23,6 +38,8 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     child process (``service.py``), they are the child's."""
     if child_frames := getattr(error, "child_frames", None):
         return list(child_frames)
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration | StopAsyncIteration):
+        error = error.__cause__  # Python replaces these where a coroutine raises them, by an error of its caller
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if is_user_file(frame.filename)] or list(frames[-1:])
 
@@ -30,7 +47,16 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 def user_lines(error: BaseException) -> str:
     """Return the user's last lines and the exception, in the format of a traceback."""
     shown = traceback.format_list(user_frames(error)[-3:])
-    return "".join([*shown, *traceback.format_exception_only(error)]).rstrip()
+    return "".join([*shown, brief("".join(traceback.format_exception_only(error)))]).rstrip()
+
+
+def brief(text: str) -> str:
+    """Return the text of an exception without its middle if it is very long, such as a whole page that a server sent:
+    it is written again for each failed episode."""
+    if len(text) <= _LONGEST:
+        return text
+    left_out = len(text) - _BEGINNING - _END
+    return f"{text[:_BEGINNING]} [{left_out:,} characters left out] {text[-_END:]}"
 
 
 def user_traceback(error: BaseException) -> TracebackType | None:

@@ -4,7 +4,9 @@ Independent of groups, permits and the learner."""
 import asyncio
 import logging
 import random
+import reprlib
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from whet.base.errors import CallError, DataError, WhetError
@@ -94,11 +96,11 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
             if role not in sessions:
                 sessions[role], seen[role] = recording.begin(), []
                 sessions[role].role = role
-            seen[role] += messages
+            seen[role] += _checked(messages, where)
             reply = await sessions[role].reply(seen[role], observation.tools)
             seen[role].append(reply.message)
             started = time.perf_counter()
-            step = await environment.step(reply.message)  # a step that hangs is a failure, not a used-up budget
+            step = await environment.step({**reply.message})  # a step that hangs is a failure, not a used-up budget
             recording.timing.grading += time.perf_counter() - started
             if step.rewards and step.reward:
                 raise DataError(f"a step {where} has both a reward and rewards by role; with roles, give only rewards")
@@ -123,6 +125,18 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
     episode.rewards = rewards if set(rewards) - {""} else {}
     episode.status = Status.COMPLETED if episode.limit is None else Status.TRUNCATED
     return episode
+
+
+def _checked(messages: Sequence[Message], where: str) -> Sequence[Message]:
+    """Return the messages that an environment gives the model. Raises ``DataError`` if there are none."""
+    if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+        raise DataError(f"the environment {where} must give a list of messages, not {reprlib.repr(messages)}")
+    if not messages:
+        raise DataError(
+            f"the environment {where} gives the model no message to reply to: start returns Observation(messages), and "
+            "a step returns further messages or done=True"
+        )
+    return messages
 
 
 async def run_program(program: Program, recording: Recording, endpoint: "Endpoint") -> Episode:

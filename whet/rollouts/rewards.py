@@ -21,6 +21,8 @@ from whet.config.base import within
 from whet.config.issues import did_you_mean
 from whet.core.content import text_of
 from whet.core.types import Episode, Message, Status, Trajectory
+from whet.processes.user_code import place_of
+from whet.tasks.base import finite
 
 REWARDS = {
     name: f"whet.rollouts.rewards:{kind}"
@@ -53,7 +55,7 @@ class Reward(Config, ABC):
         yield from ()
 
     def __call__(self, episode: Episode) -> float:
-        return self.weight * self.value(episode)
+        return self.weight * finite(self.value(episode), f"what {place_of(type(self), 'value')} returned")
 
     def named(self, prefix: str = "rewards") -> Iterator[tuple[str, "Reward"]]:
         """Yield all components below this one, with the names of their metrics."""

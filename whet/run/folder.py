@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.base.errors import ConfigError, WhetError
+from whet.base.files import check_unicode
 
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
@@ -32,7 +33,8 @@ def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
 
 def check_free(folder: Path) -> None:
     """Raise ``ConfigError`` if the folder holds more files than a failed start leaves."""
-    if any(parent.is_file() for parent in (folder, *folder.parents)):
+    check_unicode(str(folder.absolute()), f"--folder {folder}")
+    if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
         raise ConfigError(f"--folder {folder}: a file is in the way")
     if folder.exists() and {path.name for path in folder.iterdir()} - LEFT_BY_A_FAILED_START:
         raise ConfigError(f"--folder {folder}: it exists and is not empty. To continue that run: whet resume {folder}")

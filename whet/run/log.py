@@ -74,7 +74,7 @@ def seconds_by_phase(times: Mapping[str, float]) -> str:
     """Return the time of a step and of its phases, the longest first."""
     phases = sorted(((s, name.removeprefix("time/")) for name, s in times.items() if name != "time/step"), reverse=True)
     shown = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in phases if seconds >= 0.05)
-    return f"{times['time/step']:.1f} s: {shown}"
+    return f"{times['time/step']:.1f} s" + (f": {shown}" if shown else "")
 
 
 @contextmanager

@@ -36,6 +36,10 @@ def alarms(history: History, state: State, steps: int | None, now: float) -> lis
     if failed:
         text = f"{failed} checkpoints of the last {WINDOW} steps are not in checkpoints.mirror; read log.txt"
         raised.append(("the mirror fails", text))
+    skipped = int(np.nansum(train.column("learner/skipped")[-WINDOW:]))
+    if skipped:
+        text = f"the loss or the gradient was not finite in {skipped} of the last {WINDOW} steps; read log.txt"
+        raised.append(("steps are skipped", text))
     for key in ("loss", "reward/mean", "gradient_norm"):
         broken = int(np.isinf(train.column(key)[-WINDOW:]).sum())
         if broken:

@@ -28,6 +28,7 @@ from whet.base.strict_json import JsonObject
 from whet.config.entry_points import EntryPoints
 from whet.core.types import D, Group, Message, Task
 from whet.data.base import Data
+from whet.processes.user_code import place_of
 from whet.tasks.cases import Answer, Case
 from whet.tasks.scores import NamedScores
 
@@ -119,17 +120,6 @@ async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
     return await result if inspect.isawaitable(result) else result
 
 
-def place_of(kind: type, method: str) -> str:
-    """Return ``"MyTasks.grade (FILE:LINE)"`` of a method, for error messages."""
-    return place_of_function(getattr(kind, method), f"{kind.__name__}.{method}")
-
-
-def place_of_function(function: Callable[..., object], name: str) -> str:
-    """Return ``"name (FILE:LINE)"`` of a function, for error messages."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return name + (f" ({code.co_filename}:{code.co_firstlineno})" if code else "")
-
-
 def finite(value: Any, what: str) -> float:
     """Return the value as a float. Raises ``DataError`` for anything that is not a finite number: a broken grader is
     never a reward of zero."""
@@ -139,7 +129,8 @@ def finite(value: Any, what: str) -> float:
             if math.isfinite(number):
                 return number
     shown = repr(value)
-    raise DataError(f"{what} is {shown[:80]}{'...' if len(shown) > 80 else ''}; it must be a finite number")
+    hint = ": return its .item()" if type(value).__name__ in ("ndarray", "Tensor") else ""
+    raise DataError(f"{what} is {shown[:80]}{'...' if len(shown) > 80 else ''}; it must be a finite number{hint}")
 
 
 _HIGHEST = 1e12  # sums and squares of larger rewards overflow the float32 of the learner

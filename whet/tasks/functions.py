@@ -12,7 +12,8 @@ from typing import Any
 from whet.base.errors import ConfigError
 from whet.config.component import ComponentError, component_path, import_path
 from whet.core.types import Task
-from whet.tasks.base import Grade, called, place_of_function
+from whet.processes.user_code import place_of_function
+from whet.tasks.base import Grade, called
 from whet.tasks.prompts import PromptRow, Prompts
 from whet.tasks.splits import Split
 

@@ -17,7 +17,8 @@ from typing import cast
 from whet.base.errors import DataError
 from whet.core.types import Group, Message, Task
 from whet.processes.loop_thread import LoopThread
-from whet.tasks.base import Address, AskPolicy, Environment, Environments, Observation, Program, Step, called, place_of
+from whet.processes.user_code import place_of
+from whet.tasks.base import Address, AskPolicy, Environment, Environments, Observation, Program, Step, called
 
 log = logging.getLogger(__name__)
 

@@ -6,24 +6,33 @@ from collections.abc import Mapping, Sequence
 
 from whet.base.errors import DataError
 from whet.core.types import Task
-from whet.tasks.base import TaskSet, place_of
+from whet.processes.user_code import place_of
+from whet.tasks.base import TaskSet
 
 _EXAMPLE = 'Task("sums/1", [{"role": "user", "content": "What is 2 + 2?"}])'
+_REMEMBERED = 200_000  # uids that are compared; a task set may have millions
 
 
 def tasks_of(taskset: TaskSet, split: str) -> Sequence[Task]:
-    """Return ``taskset.tasks(split)``. Raises ``DataError`` unless these are tasks whose prompts are messages."""
+    """Return ``taskset.tasks(split)``. Raises ``DataError`` unless these are tasks whose prompts are messages, with
+    separate uids."""
     tasks: object = taskset.tasks(split)
     where = place_of(type(taskset), "tasks")
     if not isinstance(tasks, Sequence) or isinstance(tasks, str):
         raise DataError(f"{where} must return a list of tasks, not {_shown(tasks)}; make a list of an iterator")
-    for task in tasks:
+    numbers = dict[str, int]()
+    for number, task in enumerate(tasks):
         if not isinstance(task, Task):
             raise DataError(f"{where} must return a list of tasks, as in [{_EXAMPLE}], and one is {_shown(task)}")
         if not isinstance(task.prompt, list | tuple) or not all(map(_is_message, task.prompt)):
             raise DataError(
                 f"{where}: the prompt of task {task.uid!r} must be a list of messages, as in {_EXAMPLE}, not "
                 f"{_shown(task.prompt)}"
+            )
+        if number < _REMEMBERED and (first := numbers.setdefault(task.uid, number)) != number:
+            raise DataError(
+                f"{where}: tasks {first} and {number} of the split {split!r} have the same uid {task.uid!r}, by which "
+                "seeds are drawn and records are kept; make it unique"
             )
     return tasks
 

@@ -23,7 +23,7 @@ from whet.base.extras import require
 from whet.config.component import import_path
 from whet.core.types import Group, Task
 from whet.processes.machine import cores
-from whet.processes.threads import JobThread, run_in_thread
+from whet.processes.threads import JobThread, outcome_of, run_in_thread
 from whet.shells.links import link_to
 from whet.shells.runtime import RuntimeFailure, RuntimeKind
 from whet.tasks.base import Address, AskPolicy, Environment, Environments, Program, Step, called, checked_score
@@ -216,7 +216,7 @@ class AgentEpisode(Program):
             return await solve(*arguments)
         thread = JobThread("whet-agent")
         try:
-            return await asyncio.wrap_future(thread.submit(solve, *arguments))
+            return await outcome_of(thread.submit(solve, *arguments))
         finally:
             thread.end()
 
