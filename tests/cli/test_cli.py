@@ -348,6 +348,10 @@ def test_a_setting_that_is_written_as_an_option_is_answered_with_how_to_write_it
     for words in (["--steps", "5"], ["--steps=5"]):
         said = whet("train", "r.yaml", *words, cwd=folder).stderr
         assert "Settings of a recipe are written KEY=VALUE, without dashes: steps=5\n" in said
+    mistyped = whet("train", "r.yaml", "--foldr", "x", cwd=folder).stderr
+    assert "--foldr" in mistyped
+    assert "--folder" in mistyped
+    assert "Settings" not in mistyped
     assert "the option --folder: --folder x\n" in whet("train", "r.yaml", "--run-dir", "x", cwd=folder).stderr
     assert (
         "The recipe is the first argument: whet train r.yaml" in whet("train", "--config", "r.yaml", cwd=folder).stderr

@@ -4,6 +4,7 @@ import pytest
 
 from tests.config.settings import Required, Settings
 from whet.config import RecipeError, load
+from whet.config.issues import nearest
 
 CASES = {
     "unknown key": ("stepz: 3", "r.yaml:1: stepz: unknown key. Did you mean 'steps'?"),
@@ -54,6 +55,7 @@ CASES = {
     "enum": ("fruit: aple", "fruit: expected 'apple' or 'pear', got text 'aple'. Did you mean 'apple'?"),
     "union": ("kl: atuo", "kl: expected a number or 'auto', got text 'atuo'. Did you mean 'auto'?"),
     "unknown type": ("loss: {type: cilp}", "r.yaml:1: loss.type: unknown type 'cilp'. Did you mean 'clip'?"),
+    "swapped letters": ("loss: pari", "loss: unknown type 'pari'. Did you mean 'pair'?"),
     "unknown bare type": ("loss: pare", "loss: unknown type 'pare'. Did you mean 'pair'?"),
     "no type": ("extra: {high: 1}", "r.yaml:1: extra: 'type' is missing; known: clip, pair"),
     "number for a component": ("loss: 3", "loss: 'type' is missing; known: clip, pair"),
@@ -188,6 +190,10 @@ def test_an_error_in_a_parent_names_the_parent(in_empty_folder):
 def test_an_unknown_recipe_names_the_nearest_or_says_what_lists_all(in_empty_folder):
     for name in ("quickstart", "distill"):
         (in_empty_folder / f"{name}.yaml").write_text("steps: 3\n")
+    (in_empty_folder / "dpo.yaml").write_text("steps: 3\n")
+    (in_empty_folder / "dapo-quickstart.yaml").write_text("steps: 3\n")
+    with pytest.raises(RecipeError, match=r"run folder of this name. Did you mean 'dapo-quickstart'\?"):
+        load(Settings, "dapo", search=in_empty_folder)
     with pytest.raises(RecipeError, match=r"run folder of this name. Did you mean 'quickstart'\?"):
         load(Settings, "quikstart", search=in_empty_folder)
     with pytest.raises(RecipeError, match=r"run folder of this name. List the recipes with: whet recipes."):
@@ -214,3 +220,8 @@ def test_a_folder_without_a_recipe_is_refused(in_empty_folder):
     (in_empty_folder / "runs").mkdir()
     with pytest.raises(RecipeError, match=r"is a folder without a recipe\.yaml"):
         load(Settings, "./runs", search=in_empty_folder)
+
+
+def test_swapped_letters_are_nearer_than_another_letter():
+    assert nearest("gpro", ["gspo", "grpo", "dapo"]) == "grpo"
+    assert nearest("gspoo", ["gspo", "grpo"]) == "gspo"

@@ -43,6 +43,7 @@ def test_every_answer_names_settings_that_there_are() -> None:
         ("policy.generation.temperature=1", "sampling.temperature"),
         ("actor_rollout_ref.rollout.n=4", "algorithm.group_size"),
         ("num-train-epochs=3", "epochs"),
+        ("folder=runs/x", "whet train --folder"),
     ],
 )
 def test_a_setting_of_another_library_is_answered_with_ours(override: str, answer: str) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
@@ -173,9 +174,12 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
 
 
 def _as_setting(error: BaseException, words: list[str]) -> str:
-    """Return a hint to write an unknown option as a setting, if the command takes settings."""
+    """Return a hint to write an unknown option as a setting, if the command takes settings and has no option of nearly
+    that name."""
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if option is None or context is None or "overrides" not in {param.name for param in context.command.params}:
+        return ""
+    if get_close_matches(option, getattr(error, "possibilities", None) or (), cutoff=0.8):  # already named
         return ""
     index = next((number for number, word in enumerate(words) if word.partition("=")[0] == option), None)
     after = words[index].partition("=")[2] or " ".join(words[index + 1 : index + 2]) if index is not None else ""

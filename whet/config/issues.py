@@ -35,12 +35,12 @@ class RecipeError(ConfigError):
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the most similar candidate, ignoring case, dashes and underscores; None if no candidate is similar."""
     plain = {_plain(candidate): candidate for candidate in sorted(candidates, reverse=True)}
+    swapped = [plain[key] for key in plain if sorted(key) == sorted(_plain(name))]
+    if swapped:  # grpo for gpro, to which gspo is as similar
+        return max(swapped, key=lambda each: difflib.SequenceMatcher(None, _plain(each), _plain(name)).ratio())
     matches = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)
     if matches:
         return plain[matches[0]]
-    swapped = [plain[key] for key in plain if sorted(key) == sorted(_plain(name))]
-    if swapped:
-        return swapped[0]
     longer = [plain[key] for key in sorted(plain) if len(name) >= 2 and key.startswith(_plain(name))]
     return longer[0] if longer else None
 

@@ -144,7 +144,8 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
         return search / f"{source}.yaml"
     if str(source).lower().endswith(DATA_FILES):
         raise RecipeError([ConfigIssue("", repr(str(source)), _of_rows(source))])
-    near = [*names, *runs_in(Path()), *(f"runs/{name}" for name in runs_in(Path("runs")))]
+    of_that_kind = [name for name in sorted(names) if name.startswith(f"{str(source).lower()}-")]  # ppo-quickstart
+    near = of_that_kind[:1] or [*names, *runs_in(Path()), *(f"runs/{name}" for name in runs_in(Path("runs")))]
     hint = did_you_mean(str(source), near) or " List the recipes with: whet recipes."
     message = f"there is no recipe or run folder of this name.{hint} The path of a recipe file ends in .yaml."
     raise RecipeError([ConfigIssue("", repr(str(source)), message)])

@@ -55,9 +55,12 @@ OTHER_NAMES = {
     for name in names.split()
 }
 """The name there, alone or with its section -> the setting here."""
+_RUN_FOLDER = {"folder", "run_dir", "run_folder", "out", "out_dir", "output"}  # without a section
 
 
 def here(key: str) -> str | None:
     """Return the setting here that corresponds to a key of another library, by the key's last parts."""
     parts = key.lower().replace("-", "_").split(".")
+    if parts[0] in _RUN_FOLDER:
+        return OTHER_NAMES["output_dir"]
     return next((OTHER_NAMES[name] for n in (2, 1) if (name := ".".join(parts[-n:])) in OTHER_NAMES), None)
