@@ -301,6 +301,13 @@ def test_show_explains_a_key(folder):
     assert "Did you mean 'lr'?" in wrong.stderr
 
 
+def test_a_folder_in_the_place_of_a_file_is_named(folder):
+    (folder / "run" / "rollouts" / "step-000001.jsonl").mkdir(parents=True)
+    (folder / "run" / "recipe.yaml").write_text("extends: quickstart\n")
+    result = real("view", "run", cwd=folder)
+    assert (result.returncode, result.stderr) == (1, "error: run/rollouts/step-000001.jsonl: Is a directory\n")
+
+
 def test_a_working_folder_that_is_gone_is_said(folder):
     gone = folder / "gone"
     gone.mkdir()

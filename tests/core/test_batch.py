@@ -272,3 +272,18 @@ def test_the_tokens_of_a_mask_are_counted_by_run(runs):
     length = torch.tensor([len(run) for run in runs])
     mask = torch.tensor([each for run in runs for each in run], dtype=torch.bool)
     assert counted(mask, length.cumsum(0) - length, length).tolist() == [sum(run) for run in runs]
+
+
+def test_a_part_of_the_layout_is_no_column():
+    batch = Batch.from_groups([group("a", [1, 2], [[3], [4]])])
+    for name in ("tokens", "trained", "reward", "scores", "group_uids"):
+        with pytest.raises(DataError, match=f"'{name}' is a part of the batch's layout"):
+            batch.fill(name, torch.zeros(len(batch)))
+    with pytest.raises(DataError, match=r"set batch\.reward = values"):
+        batch.fill("reward", torch.zeros(batch.sequences), axis="sequence")
+
+
+def test_an_unknown_weighting_is_an_error():
+    batch = Batch.from_groups([group("a", [1, 2], [[3], [4]])])
+    with pytest.raises(ValueError, match="'token', 'sequence', 'group' or 'constant', not 'tokens'"):
+        batch.weigh("tokens", divisor=8)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import whet
 from tests.toy import toy_recipe
@@ -120,3 +121,33 @@ def test_mistakes_are_named(tiny_model: Path, tmp_path: Path) -> None:
                 run.policy.batch([lost])
 
     asyncio.run(go())
+
+
+def test_wrong_arguments_of_a_loop_of_ones_own_are_named(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = toy_recipe(tiny_model, steps=1, evaluation={"enabled": False})
+    with whet.open(recipe, folder=tmp_path / "run") as run:
+        policy, tasks = run.policy, run.tasks.next(1)
+        groups = policy.sample(tasks, n=2)
+        batch = GroupAdvantage()(policy.batch(groups)).weigh("token")
+        for call, words in (
+            (lambda: policy.sample(tasks[0], n=2), "sample takes a list of tasks, .* not Task"),
+            (lambda: policy.sample(["hello"], n=2), r"sample takes a list of tasks, .* not \['hello'\]"),
+            (lambda: policy.sample(tasks, n=0), "n is 0; give a whole number from 1 on"),
+            (lambda: policy.sample(tasks, n=1.5), "n is 1.5; give a whole number"),
+            (lambda: policy.batch([]), r"batch takes a list of groups, as sample returns, not \[\]"),
+            (lambda: policy.batch(groups[0].episodes), "batch takes a list of groups"),
+            (lambda: policy.update(groups, PolicyLoss()), "update takes a batch, .* not a list"),
+            (lambda: policy.update(batch, PolicyLoss), "update takes a loss, .* not the class PolicyLoss; call it"),
+            (lambda: policy.update(batch, "policy"), "update takes a loss, .* not a str"),
+            (lambda: policy.update(batch, lambda output, batch: None), "update takes a loss, .* not a function"),
+            (lambda: run.log("1"), "log takes the number of a step, not '1'"),
+            (lambda: run.log(1, None), "log takes results of updates and dicts of numbers, not a NoneType"),
+            (lambda: run.log(1, {"mine": "abc"}), "the metric mine is 'abc'; it must be a number"),
+            (lambda: run.log(1, {"mine": [1, 2]}), r"the metric mine is \[1, 2\]; it must be a number"),
+        ):
+            with pytest.raises(DataError, match=words):
+                call()
+        assert policy.score(batch, "logprobs").keys() == policy.score(batch, ["logprobs"]).keys() == {"logprobs"}
+        assert type(run.log(1, {"mine": torch.tensor(3.0)})["mine"]) is float
+    with pytest.raises(ConfigError, match="log: the run is closed"):
+        run.log(2, {"mine": 1.0})

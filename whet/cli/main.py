@@ -46,8 +46,10 @@ from whet.cli.arguments import Session
 from whet.cli.launching import launchable
 from whet.processes.machine import keep_freed_memory
 from whet.processes.sentinel import endings_are_errors
+from whet.processes.user_code import brief
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
+_OF_THE_FILE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}  # the user's to mend
 
 
 app = typer.Typer(
@@ -169,7 +171,9 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
         return _say("error: the folder that this command was started in is gone; change to another one", 2)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO) and _output_fails():
         return _say(f"error: the output of this command can't be written: {error.strerror}", 1)
-    text = str(error).strip() or "no message"
+    if isinstance(error, OSError) and error.errno in _OF_THE_FILE and error.filename is not None:
+        return _say(f"error: {os.fsdecode(error.filename)}: {error.strerror}{_report(session)}", 1)
+    text = brief(str(error).strip()) or "no message"
     return _say(f"error: {type(error).__name__}: {text}{_where(error)}{_keep_traceback(error, session)}", 1)
 
 

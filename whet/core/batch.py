@@ -179,6 +179,11 @@ class Batch:
             raise DataError(f"column {name!r} has the shape {list(values.shape)}: it has one number for each {axis}")
         if values.ndim == 0 or len(values) != size:
             raise DataError(f"column {name!r} has the shape {list(values.shape)}, but there are {size} {axis}s")
+        if name in _LAYOUT:
+            raise DataError(
+                f"{name!r} is a part of the batch's layout, which no column replaces"
+                + (": set batch.reward = values" if name == "reward" else "; choose another name")
+            )
         if name == "weight":
             raise DataError('the weights of tokens are computed from the column "share", one number for each sequence')
         if name == "advantages":
@@ -271,6 +276,8 @@ class Batch:
         elif weighting == "group":
             per_group = torch.zeros(len(self.group_uids), dtype=torch.float64).index_add(0, self.group, per_sequence)
             share = 1.0 / ((per_group > 0).sum().clamp(min=1) * per_group.clamp(min=1)[self.group])
+        elif weighting != "constant":
+            raise ValueError(f"weighting is 'token', 'sequence', 'group' or 'constant', not {weighting!r}")
         else:
             if not divisor:
                 raise ValueError("weighting 'constant' needs a divisor (the longest possible answer, in tokens)")
@@ -342,4 +349,5 @@ class Batch:
 
 _AXES: dict[str, str] = {each.name: each.metadata["axis"] for each in fields(Batch) if "axis" in each.metadata}
 _ADVANTAGES = {"token_advantages", "answer_advantages"}
+_LAYOUT = {each.name for each in fields(Batch) if each.default is not None}
 _COMMON = {each.name for each in fields(Batch) if each.name in _AXES and each.default is None}

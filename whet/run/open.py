@@ -3,15 +3,16 @@ notebook. ``whet.open`` is its face."""
 
 import asyncio
 import inspect
+import reprlib
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
 
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, DataError
 from whet.base.files import write_atomically
 from whet.base.strict_json import JsonObject
 from whet.checkpoint.lock import run_lock
@@ -96,16 +97,30 @@ class OpenRun:
     def log(self, step: int, *stats: Update | Metrics | Mapping[str, float]) -> JsonObject:
         """Write the metrics of a step, counted from 1: the policy's since the last call, the results of updates, and
         further numbers by name. Return them. The report shows them from its next refresh on."""
+        if isinstance(step, bool) or not isinstance(step, int):
+            raise DataError(f"log takes the number of a step, not {step!r}")
         metrics, self.policy.metrics = self.policy.metrics, Metrics()
         numbers: dict[str, float] = {}
         for each in stats:
             if isinstance(each, Mapping):
-                numbers.update(each)
-            else:
+                numbers |= {str(name): _number(name, value) for name, value in each.items()}
+            elif isinstance(each, Update | Metrics):
                 metrics.merge(each.metrics if isinstance(each, Update) else each)
+            else:
+                raise DataError(f"log takes results of updates and dicts of numbers, not a {type(each).__name__}")
+        if self._run.sinks.closed:
+            raise ConfigError("log: the run is closed; call it inside of the run's `with` block")
         values = metrics.result() | numbers | self._run.clock.lap()
         self._run.sinks.write(step, values)
         return values
+
+
+def _number(name: object, value: object) -> float:
+    """Return a user's metric as a float; it may be nan. Raises ``DataError`` naming what is no number."""
+    with suppress(TypeError, ValueError, RuntimeError):
+        if not isinstance(value, str):
+            return float(value)  # type: ignore[arg-type]  # also of numpy and torch
+    raise DataError(f"the metric {name} is {reprlib.repr(value)}; it must be a number")
 
 
 @asynccontextmanager

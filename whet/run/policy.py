@@ -10,6 +10,7 @@ or in engines; awaiting a method never blocks the event loop.
 
 import asyncio
 import logging
+import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,10 @@ class Policy:
 
         A group in which an episode failed after all retries has ``Status.FAILED`` episodes, which carry no reward;
         ``batch`` leaves it out. Raises ``ConfigError`` where the recipe learns from rows and has no generator."""
+        if isinstance(tasks, Task | str) or not all(isinstance(task, Task) for task in tasks):
+            raise DataError(f"sample takes a list of tasks, as run.tasks.next(4) returns, not {reprlib.repr(tasks)}")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise DataError(f"sample plays n episodes of each task, and n is {n!r}; give a whole number from 1 on")
         player = self._sampler().player
         first, self._groups = self._groups, self._groups + len(tasks)
         async with self.devices.acquire("generation"):
@@ -97,6 +102,8 @@ class Policy:
     def batch(self, groups: Sequence[Group]) -> Batch:
         """Lay out the tokens of the groups, prompts shared where the model can. Groups with a failed episode are left
         out, with a warning, and so is what other policies did. Raises ``DataError`` where nothing is left."""
+        if not groups or not all(isinstance(group, Group) for group in groups):
+            raise DataError(f"batch takes a list of groups, as sample returns, not {reprlib.repr(groups)}")
         whole = [group for group in groups if not _failed(group)]
         if len(whole) < len(groups):
             failed = next(group for group in groups if _failed(group))
@@ -118,6 +125,7 @@ class Policy:
         """Return outputs of the model of a role (by default the main one) by name: ``logprobs``, ``entropy``,
         ``values``, ``reference_logprobs``, each [N] over the batch's tokens. The batch's columns
         ``reference_logprobs`` and ``values``, which losses read, are filled as well."""
+        outputs = {outputs} if isinstance(outputs, str) else set(outputs)
         async with self.devices.acquire("learning"):
             scored = await self._learner(role).score(batch, outputs)
         for name in ("reference_logprobs", "values"):
@@ -128,6 +136,11 @@ class Policy:
     async def update(self, batch: Batch, loss: Loss, role: str | None = None) -> Update:
         """Take one optimizer step on a weighed batch: forward and backward over micro-batches, then the step. Return
         its metrics and the log-probs before the step. Raises ``DataError`` for a batch without weights."""
+        if not isinstance(batch, Batch):
+            raise DataError(f"update takes a batch, as policy.batch(groups) returns, not a {type(batch).__name__}")
+        if isinstance(loss, type) or not all(hasattr(loss, name) for name in ("reads", "outputs", "unit")):
+            what = f"the class {loss.__name__}; call it" if isinstance(loss, type) else f"a {type(loss).__name__}"
+            raise DataError(f"update takes a loss, such as PolicyLoss() or a WeightedLoss of yours, not {what}")
         if batch.share is None:
             raise DataError('the batch has no weights: pass batch.weigh("token"), which says what each token counts')
         async with self.devices.acquire("learning"):

@@ -53,7 +53,7 @@ class OpenSinks:
     """Several sinks as one: ``OpenSinks.of(configs, folder, recipe)``. ``close`` closes all, even if one fails."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = list(sinks)
+        self._sinks, self.closed = list(sinks), False
 
     @classmethod
     def of(
@@ -76,6 +76,7 @@ class OpenSinks:
             sink.finish_step(step)
 
     def close(self) -> None:
+        self.closed = True
         with contextlib.ExitStack() as stack:
             for sink in self._sinks:
                 stack.callback(sink.close)
