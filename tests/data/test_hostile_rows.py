@@ -16,8 +16,10 @@ from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
 from whet.data.files import read_file
 from whet.data.jsonl import iterate_jsonl
+from whet.data.row import read_rows
 from whet.data.rows import LabelledRows, PreferenceRows, Rows, ScoredRows, SupervisedRows
 from whet.data.source import DatasetSource
+from whet.tasks.prompts import PromptRow
 
 RENDERER = Renderer(tiny_tokenizer())
 KINDS: dict[str, tuple[type[Rows], dict[str, Any]]] = {
@@ -134,6 +136,25 @@ def test_labels_become_rewards(tmp_path: Path) -> None:
 def test_a_line_that_is_not_an_object_is_named(tmp_path: Path, kind: str, line: str | bytes) -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl:2: (not valid JSON|a row must be|not JSON that|not UTF-8)"):
         read(tmp_path, kind, good(kind), line)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "rows.json",
+            '{"version": 1, "data": [{"prompt": "a"}]}',
+            "if the list 'data' has the rows, write it",
+        ),
+        ("rows.jsonl", '[{"prompt": "a"}]', "not list; a file that is one list is read as .json"),
+        ("rows.jsonl", "version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS, .* with: git lfs pull"),
+    ],
+    ids=["rows below a key", "one list", "pointer"],
+)
+def test_a_file_with_the_rows_elsewhere_says_where(tmp_path: Path, name: str, content: str, words: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=rf"{name}:1: .*{words}"):
+        read_rows(str(tmp_path / name), PromptRow)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -68,9 +68,12 @@ def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, object]:
     except UnicodeDecodeError as problem:
         raise WrongRowError(f"{where}: not UTF-8: {problem.reason} at byte {problem.start + 1} of the line") from None
     except json.JSONDecodeError as problem:
+        if line.startswith(b"version https://git-lfs"):
+            raise DataError(f"{where}: a pointer of Git LFS, not the data; fetch the file with: git lfs pull") from None
         raise WrongRowError(f"{where}: not valid JSON: {problem.msg} at column {problem.colno}") from None
     except (ValueError, RecursionError) as problem:
         raise WrongRowError(f"{where}: not JSON that can be read: {problem}") from None
     if not isinstance(value, dict):
-        raise WrongRowError(f"{where}: a row must be a JSON object, not {type(value).__name__}")
+        hint = "; a file that is one list is read as .json" if isinstance(value, list) else ""
+        raise WrongRowError(f"{where}: a row must be a JSON object, not {type(value).__name__}{hint}")
     return value

@@ -177,7 +177,15 @@ def missing(name: str, fields: Collection[str], columns: Mapping[str, str] | Non
     usual = (field for field in _USUAL.get(name, ()) if field in fields)
     meant = next(usual, min(fields, default=None))
     rename = "" if meant is None else f"; if {meant!r} is meant, set columns={{{name}: {meant}}}"
+    if isinstance(fields, Mapping) and (rows := next((key for key in fields if _are_rows(fields[key])), None)):
+        rename = f"; if the list {rows!r} has the rows, write it alone into a file"
     return f"field {name!r} is missing (fields of this row: {', '.join(fields) or 'none'}{rename})"
+
+
+def _are_rows(value: object) -> bool:
+    """Return whether a value is a list of objects that are no messages."""
+    objects = value if isinstance(value, list) else []
+    return bool(objects) and all(isinstance(each, dict) and not {"role", "from"} & each.keys() for each in objects)
 
 
 def _problem(error: ValidationError, values: Mapping[str, object], columns: Mapping[str, str]) -> str:

@@ -118,5 +118,5 @@ def _recorded(folder: Path, last: int, entries: list[Entry]) -> Iterator[str]:
             continue
         recorded = {record.uid for record in read_rollouts(folder, step) if record.status != Status.FAILED}
         for uid in sorted(recorded ^ trained.get(step, set())):
-            present, absent = ("rollouts", "ledger") if uid in recorded else ("ledger", "rollouts")
-            yield f"{uid} was trained on in step {step} according to the {present}, but the {absent} don't list it"
+            present, absent = ("rollouts", "ledger doesn't") if uid in recorded else ("ledger", "rollouts don't")
+            yield f"{uid} was trained on in step {step} according to the {present}, but the {absent} list it"
