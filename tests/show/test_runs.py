@@ -13,7 +13,7 @@ from tests.forks import whet
 from whet.base.errors import ConfigError
 from whet.checkpoint.lock import is_locked, run_lock
 from whet.show.comparison import compare, print_comparison
-from whet.show.runs import RunState, find_runs, print_runs
+from whet.show.runs import RunState, find_runs, list_runs, print_runs
 
 
 def made(folder: Path, right: float, steps: int = 2, **settings: Any) -> Path:
@@ -102,6 +102,17 @@ def test_the_command(tmp_path: Path) -> None:
     rows = json.loads(whet("runs", str(tmp_path / "runs"), "--json").stdout)
     assert [row["state"] for row in rows] == ["finished", "stopped", "damaged"]
     assert "metrics.jsonl" in rows[2]["problem"]
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    made(tmp_path / "a", 0.5)
+    unreadable = made(tmp_path / "b", 0.5) / "metrics.jsonl"
+    unreadable.unlink()
+    unreadable.mkdir()
+    assert [row["state"] for row in list_runs(tmp_path)] == ["finished", "damaged"]
+    console = Console(file=StringIO(), width=120)
+    print_runs(tmp_path, console)
+    assert "damaged: [Errno 21]" in " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
 
 
 def test_the_stages_of_a_pipeline_are_listed_and_long_keys_are_whole(tmp_path: Path) -> None:

@@ -71,7 +71,15 @@ def find_runs(root: Path) -> list[Path]:
     files |= {file.parent: file for file in root.glob("*/recipe.yaml")}
     stages = {file.parent: file for file in root.glob("*/*/recipe.yaml")}
     files |= {stage: file for stage, file in stages.items() if stage.parent not in files}
-    return sorted(files, key=lambda run: (files[run].stat().st_mtime, str(run)))
+    return sorted(files, key=lambda run: (_written(files[run]), str(run)))
+
+
+def _written(file: Path) -> float:
+    """Return when a file was written; 0 for one that was removed since."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def list_runs(root: Path) -> list[dict[str, object]]:
@@ -84,7 +92,7 @@ def list_runs(root: Path) -> list[dict[str, object]]:
         if (folder / "recipe.yaml").is_file():
             try:
                 run = RunState.of(folder).as_json()
-            except WhetError as error:
+            except (WhetError, OSError) as error:  # also of a run that can't be read, or is being removed
                 run |= {"state": "damaged", "problem": str(error)}
         if folder in jobs:
             record, job = jobs[folder]
@@ -112,7 +120,7 @@ def print_runs(root: Path, console: Console | None = None) -> None:
     for folder in (folder for folder in folders if (folder / "recipe.yaml").is_file()):
         try:
             run = RunState.of(folder)
-        except WhetError as error:
+        except (WhetError, OSError) as error:
             table.add_row(_name(folder, root), f"damaged: {escape_controls(str(error))}")
             continue
         steps = f"{run.summary.steps} of {run.facts.steps}" if run.facts.steps else str(run.summary.steps)
