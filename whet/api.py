@@ -123,7 +123,8 @@ def train(
     the path of a data file; each row has a ``prompt``, a text or messages. ``reward``: a function, sync or async, of
     the model's answer and, by their names, of columns of the row (or of all of them: ``row``); it returns a number, a
     bool, or a dict of scores with the key ``reward``. The model then learns by GRPO. Without a reward, rows with
-    ``messages`` or ``prompt`` and ``completion`` are learned by SFT, ``chosen`` and ``rejected`` by DPO.
+    ``messages`` or ``prompt`` and ``completion`` are learned by SFT, with a ``label`` that is true or false by KTO,
+    ``chosen`` and ``rejected`` by DPO.
 
     ``test``: rows to evaluate on; by default a tenth of ``data``, at most 100 rows, is held out. No prompt is in both.
     ``settings``: ``lr``, ``group_size``, ``prompts_per_step``, ``max_new_tokens``, ``temperature``, ``batch_size``, or

@@ -14,11 +14,11 @@ from tests.groups import group
 from tests.toy import Flaky, Hanging, Lowercase, toy_recipe
 from tests.weights.collected import load_into
 from whet.base.errors import DataError, DeadlineError, WhetError
-from whet.core.types import Task
+from whet.core.types import Group, Task
 from whet.processes.pool import Pool
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
-from whet.rollouts.filters import DynamicSampling
+from whet.rollouts.filters import DynamicSampling, Filter
 from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.source import RolloutSource
 from whet.rollouts.tickets import Ticket
@@ -496,5 +496,19 @@ def test_more_pending_rollouts_than_the_new_budget_start_nothing_further(tiny_mo
                 await resumed.published(version)
             assert resumed.permits.available == 3
             assert resumed.state()["pending"] == []
+
+    asyncio.run(go())
+
+
+def test_a_filter_that_returns_no_group_is_named_with_its_place(tiny_model: Path) -> None:
+    class Keeps(Filter):
+        def __call__(self, group: Group) -> Group | None:
+            return len(group.episodes) > 1  # type: ignore[return-value]
+
+    async def go() -> None:
+        async with source(tiny_model, filters=[Keeps()]) as rollouts:
+            words = r"Keeps\.__call__ \(.*test_source\.py:\d+\) must return the group, or None to drop it, not True"
+            with pytest.raises(DataError, match=words):
+                await rollouts.next_groups()
 
     asyncio.run(go())

@@ -215,6 +215,16 @@ def test_rows_of_answers_need_no_reward(tiny_model: Path, tmp_path: Path) -> Non
         result.evaluate(samples=3)
 
 
+def test_rows_with_a_label_of_good_or_bad_are_not_all_imitated(tiny_model: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"q{number}", "completion": "a", "label": number % 2 == 0} for number in range(4)]
+    result = whet.train(model=tiny_model, data=rows, steps=1, batch_size=2, folder=tmp_path / "kto")
+    assert result.recipe.algorithm.__class__.__name__ == "KTO"
+    table = tmp_path / "rows.csv"
+    table.write_text("prompt,completion,label\nq,a,True\nq,b,False\n")
+    assert RowFiles(table, None, None).training.algorithm == "kto"
+    assert RowFiles([{"prompt": "q", "completion": "a", "label": "spam"}], None, None).training.algorithm == "sft"
+
+
 def test_all_given_test_rows_are_evaluated_and_equal_prompts_are_one_task(tmp_path: Path) -> None:
     many = [{"prompt": f"{n}?"} for n in range(150)]
     assert RowFiles(ROWS, many, lowercase).recipe(tmp_path)["data"]["test_size"] == 150
@@ -272,7 +282,7 @@ def test_values_of_numpy_and_missing_cells_are_written(tmp_path: Path) -> None:
     assert [row["n"] for _, row in as_rows(frame)] == [1.5, None]
     with pytest.raises(DataError, match=r"row 0 of data: .* is not a value of JSON"):
         write_rows(path, as_rows([{"prompt": "p", "n": object()}]))
-    with pytest.raises(DataError, match="row 0 of data: Out of range float"):
+    with pytest.raises(DataError, match="row 0 of data: column 'n': it has a number that is not finite"):
         write_rows(path, as_rows([{"prompt": "p", "n": float("nan")}]))
 
 
@@ -286,3 +296,20 @@ def test_an_earlier_run_is_seen_by_its_folder(tiny_model: Path, tmp_path: Path) 
     assert "has no report" in Result(tmp_path / "nowhere")._repr_html_()
     with pytest.raises(ConfigError, match="is not a run folder"):
         whet.result(tmp_path)
+
+
+def test_a_value_that_no_file_can_hold_is_named_with_its_column(tmp_path: Path) -> None:
+    for value, why in (
+        (float("nan"), "it has a number that is not finite: use None"),
+        ({1, 2}, "a value of type set is not a value of JSON"),
+        (b"abc", "not an image in one of the formats"),
+    ):
+        with pytest.raises(DataError, match=f"row 0 of data: column 'mine': {why}"):
+            write_rows(tmp_path / "rows.jsonl", as_rows([{"prompt": "x", "mine": value}]))
+
+
+def test_columns_of_a_table_have_names_of_their_own() -> None:
+    pandas = pytest.importorskip("pandas", reason="not a dependency")
+    for table in (pandas.DataFrame([["a", "b"]], columns=["prompt", "prompt"]), pandas.DataFrame([["a", "b"]])):
+        with pytest.raises(DataError, match="each needs a name of its own, a text"):
+            as_rows(table)

@@ -5,6 +5,7 @@ the values. Imports none of these libraries.
 """
 
 import json
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ def as_rows(data: Iterable[Mapping[str, object]], name: str = "data") -> list[Pl
     not a dict."""
     table: Any = data
     if hasattr(table, "to_dict") and hasattr(table, "columns"):  # iterating over a DataFrame yields its columns
+        names = list(table.columns)
+        if any(not isinstance(each, str) or names.count(each) > 1 for each in names):
+            raise DataError(f"{name} has the columns {reprlib.repr(names)}; each needs a name of its own, a text")
         data = table.astype(object).where(table.notna(), None).to_dict("records")
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         raise DataError(f"{name} is a {type(data).__name__}; it must be a list of dicts, a Dataset or a DataFrame")
@@ -43,8 +47,14 @@ def write_rows(path: Path, rows: Sequence[Placed]) -> None:
 def _line(row: Mapping[str, object], where: str) -> str:
     try:
         return json.dumps(row, allow_nan=False, default=_plain)
-    except (TypeError, ValueError, DataError) as error:
-        raise DataError(f"{where}: {error}") from None
+    except (TypeError, ValueError, DataError):
+        for column, value in row.items():
+            try:
+                json.dumps({column: value}, allow_nan=False, default=_plain)
+            except (TypeError, ValueError, DataError) as error:
+                why = "it has a number that is not finite: use None" if "JSON compliant" in str(error) else error
+                raise DataError(f"{where}: column {column!r}: {why}") from None
+        raise
 
 
 def _plain(value: object) -> object:

@@ -23,6 +23,7 @@ which episode finishes first.
 import asyncio
 import itertools
 import logging
+import reprlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Self
@@ -37,6 +38,7 @@ from whet.data.order import TaskOrder
 from whet.engines.base import pausable
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
+from whet.processes.user_code import place_of
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.curriculum import TaskSampler
 from whet.rollouts.filters import Filter
@@ -284,9 +286,12 @@ class RolloutSource:
     def _filter(self, group: Group) -> tuple[Group | None, str]:
         """Return the filtered group, or None and the name of the filter that dropped it."""
         for keep in self._filters(group.task):
-            kept = keep(group)
+            kept: object = keep(group)
             if kept is None:
                 return None, type(keep).__name__
+            if not isinstance(kept, Group):
+                where = place_of(type(keep), "__call__")
+                raise DataError(f"{where} must return the group, or None to drop it, not {reprlib.repr(kept)}")
             group = kept
         return group, ""
 

@@ -14,7 +14,7 @@ from whet.data.forms import conversation
 from whet.data.in_memory import as_rows, write_rows
 from whet.data.jsonl import Placed
 from whet.data.row import Row, naming_prep
-from whet.data.row_kinds import Conversation, Preference
+from whet.data.row_kinds import Conversation, Labelled, Preference
 from whet.tasks.functions import name_of
 from whet.tasks.prompts import PromptRow
 
@@ -38,6 +38,7 @@ class Training:
 
 
 _REWARDED = Training(frozenset({"prompt"}), PromptRow, "function", "grpo")
+_LABELLED = Training(frozenset({"label"}), Labelled, "labelled", "kto")
 _FROM_ROWS = (
     Training(frozenset({"chosen", "rejected"}), Preference, "preference", "dpo"),
     Training(frozenset({"messages"}), Conversation, "supervised", "sft"),
@@ -110,13 +111,15 @@ def _path(data: RowData, written: Path) -> str:
 
 
 def _training_of(rows: list[Placed] | None) -> Training:
-    columns = set(conversation(rows[0][1])) if rows else set[str]()
+    first = conversation(rows[0][1]) if rows else {}
+    columns = set(first)
     for training in _FROM_ROWS:
         if training.columns <= columns:
-            return training
+            labelled = str(first.get("label")).lower() in ("true", "false")  # of a table, a text
+            return _LABELLED if training.row is Conversation and labelled else training
     raise ConfigError(
         "whet.train needs a reward, a function of the model's answer; without one, rows with the columns 'messages' or "
-        "'prompt' and 'completion' (SFT), or 'chosen' and 'rejected' (DPO). These have: "
-        f"{', '.join(sorted(map(str, columns))) or 'unknown columns'}. For other data, start from a recipe: "
+        "'prompt' and 'completion' (SFT), with a 'label' true or false (KTO), or 'chosen' and 'rejected' (DPO). These "
+        f"have: {', '.join(sorted(map(str, columns))) or 'unknown columns'}. For other data, start from a recipe: "
         "whet.start('kto-gsm8k', ...); `whet recipes` lists them"
     )
