@@ -308,8 +308,8 @@ def test_a_value_that_no_file_can_hold_is_named_with_its_column(tmp_path: Path) 
             write_rows(tmp_path / "rows.jsonl", as_rows([{"prompt": "x", "mine": value}]))
 
 
-def test_columns_of_a_table_have_names_of_their_own() -> None:
+def test_columns_of_a_table_have_separate_names() -> None:
     pandas = pytest.importorskip("pandas", reason="not a dependency")
     for table in (pandas.DataFrame([["a", "b"]], columns=["prompt", "prompt"]), pandas.DataFrame([["a", "b"]])):
-        with pytest.raises(DataError, match="each needs a name of its own, a text"):
+        with pytest.raises(DataError, match="each needs its own name, a text"):
             as_rows(table)

@@ -24,7 +24,7 @@ def as_rows(data: Iterable[Mapping[str, object]], name: str = "data") -> list[Pl
     if hasattr(table, "to_dict") and hasattr(table, "columns"):  # iterating over a DataFrame yields its columns
         names = list(table.columns)
         if any(not isinstance(each, str) or names.count(each) > 1 for each in names):
-            raise DataError(f"{name} has the columns {reprlib.repr(names)}; each needs a name of its own, a text")
+            raise DataError(f"{name} has the columns {reprlib.repr(names)}; each needs its own name, a text")
         data = table.astype(object).where(table.notna(), None).to_dict("records")
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         raise DataError(f"{name} is a {type(data).__name__}; it must be a list of dicts, a Dataset or a DataFrame")

@@ -183,7 +183,7 @@ def missing(name: str, fields: Collection[str], columns: Mapping[str, str] | Non
 
 
 def _are_rows(value: object) -> bool:
-    """Return whether a value is a list of objects that are no messages."""
+    """Return whether a value is a list of objects other than messages."""
     objects = value if isinstance(value, list) else []
     return bool(objects) and all(isinstance(each, dict) and not {"role", "from"} & each.keys() for each in objects)
 

@@ -116,7 +116,7 @@ class OpenRun:
 
 
 def _number(name: object, value: object) -> float:
-    """Return a user's metric as a float; it may be nan. Raises ``DataError`` naming what is no number."""
+    """Return the metric of a user as a float, which may be nan. Raises ``DataError`` for anything but a number."""
     with suppress(TypeError, ValueError, RuntimeError):
         if not isinstance(value, str):
             return float(value)  # type: ignore[arg-type]  # also of numpy and torch
