@@ -10,8 +10,9 @@ import pytest
 
 import whet
 from tests.toy import Lowercase, toy_recipe, write_recipe
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, DataError
 from whet.config import RecipeError
+from whet.core.types import Task
 
 
 @pytest.fixture
@@ -83,3 +84,15 @@ def test_the_name_of_the_package_imports_nothing_heavy() -> None:
     assert done.stdout == f"{whet.__version__} []\n"
     with pytest.raises(AttributeError, match="'whet' has no attribute 'strat'"):
         whet.strat  # type: ignore[attr-defined]  # noqa: B018
+
+
+class HalfCharacters(Lowercase):
+    """Poses tasks that were read with errors='surrogateescape'."""
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(f"half/{split}/{n}", [{"role": "user", "content": f"caf\udce9 {n}"}]) for n in range(8)]
+
+
+def test_a_task_with_half_a_character_is_named_by_its_text(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a text has half a character, '\\udce9' after 'caf'"):
+        whet.start(recipe, folder=tmp_path / "run", data=HalfCharacters())

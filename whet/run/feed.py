@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from whet.base.closing import Closing
 from whet.base.errors import WhetError
+from whet.chat.control_tokens import encoded
 from whet.chat.renderer import Renderer
 from whet.checkpoint.policy import FURTHER
 from whet.cluster.lease import Devices, TenantGroup
@@ -222,6 +223,6 @@ class SampledFeed(Feed):
 def _probe_text(renderer: Renderer, task: Task) -> list[int]:
     """The task's own words: a chat template's tokens are too predictable to tell weights apart."""
     words = " ".join(words_of(message["content"]) for message in task.prompt)
-    tokens: list[int] = renderer.tokenizer.encode(words, add_special_tokens=False)[-64:]
+    tokens = encoded(renderer.tokenizer, words)[-64:]
     fallback: Message = {"role": "user", "content": words or "How much is seven times eight?"}
     return tokens if len(tokens) > 8 else renderer.render_prompt([fallback])
