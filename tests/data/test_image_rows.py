@@ -258,7 +258,7 @@ def test_rows_in_memory_hold_images_of_pillow_and_bytes(folder: Path):
     urls = [image_urls(row.question) for row in read_rows(str(folder / "written.jsonl"), Prompt)]
     assert urls[1:] == [[URLS[0]], [URLS[0]]]
     assert open_image(urls[0][0]).tobytes() == shown.tobytes()
-    with pytest.raises(DataError, match="row 0 of data: not an image in one of the formats"):
+    with pytest.raises(DataError, match="row 0 of data: column 'sound': not an image in one of the formats"):
         write_rows(folder / "written.jsonl", as_rows([{"prompt": "How many?", "sound": b"RIFF"}]))
     with pytest.raises(DataError, match=r"row 0 of data: field 'image\[0\]': only an image itself or its data URL"):
         Prompt.of(*as_rows([{"prompt": "How many?", "image": "blue.png"}])[0])
