@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -61,13 +62,25 @@ def test_an_interrupt_that_another_thread_receives_ends_the_wait_for_a_run() -> 
     loop.close()
 
 
-def test_an_interrupt_that_another_thread_receives_ends_the_wait_for_a_coroutine() -> None:
+@pytest.mark.parametrize("when", ["it is submitted", "it runs"])
+def test_an_interrupt_ends_the_wait_for_a_coroutine(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, ended = asyncio.new_event_loop(), list[str]()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
+    submit = loop.call_soon_threadsafe
+
+    def submit_interrupted(*arguments: Any, **context: Any) -> asyncio.Handle:
+        monkeypatch.undo()
+        handle = submit(*arguments, **context)
+        signal.raise_signal(signal.SIGINT)
+        return handle
+
+    if when == "it is submitted":
+        monkeypatch.setattr(loop, "call_soon_threadsafe", submit_interrupted)
 
     async def work() -> None:
-        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        if when == "it runs":
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # another thread than the one that waits
         try:
             await asyncio.sleep(60)
             ended.append("by itself")

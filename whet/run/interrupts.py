@@ -86,10 +86,13 @@ def wait_for(work: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop
         started.set_result(task)
         return await work
 
-    future = asyncio.run_coroutine_threadsafe(run(), loop)
+    future: Future[T] | None = None
     try:
+        with _later():  # a coroutine that runs, but is not known here yet, would never be cancelled
+            future = asyncio.run_coroutine_threadsafe(run(), loop)
         return _result(future)
     except KeyboardInterrupt:
-        loop.call_soon_threadsafe(started.result().cancel)
-        wait([future])  # a second interrupt does not wait
+        if future is not None:
+            loop.call_soon_threadsafe(started.result().cancel)
+            wait([future])  # a second interrupt does not wait
         raise
