@@ -45,7 +45,7 @@ from whet.run.evaluation import EvaluationConfig
 from whet.run.machine import decide
 from whet.run.recipe import Recipe
 from whet.run.run import open_run
-from whet.run.steps import Run
+from whet.run.steps import Lesson, Run
 from whet.run.train import train
 from whet.tasks.math.arithmetic import Arithmetic
 
@@ -139,14 +139,14 @@ class Alternating:
     def _timed(self, sign: int) -> None:
         self._optimizer += sign * time.perf_counter()
 
-    async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
+    async def housekeeping(self, step: int, groups: list[Group], lessons: list[Lesson]) -> None:
         lap = self._run.clock.lap()
         counters = engine_of(self._run).counters
         spent, self._counters = counters.since(self._counters), counters.copy()
         lap |= {"prompts": spent.prefill_seconds, "decoding": spent.decode_seconds, "sampling": spent.sampling_seconds}
         lap |= {"optimizer": self._optimizer, "decode_steps": spent.decode_steps}
         self.laps.append(lap)
-        self.batch, self._optimizer = batch, 0.0
+        self.batch, self._optimizer = lessons[0].batch, 0.0
         self._others(step)
         self._run.clock.lap()  # the others' time is not counted
 
