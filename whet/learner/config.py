@@ -223,13 +223,12 @@ class OptimizerConfig(Config):
     def _can_be_sharded(self) -> bool:
         if ":" not in self.type:
             return self.type in ("adamw", "muon")
-        module, _, name = self.type.partition(":")
-        if module == "torch.optim":
-            return name in ELEMENTWISE
         try:
-            return getattr(import_path(self.type), "elementwise", False) is True
+            made = import_path(self.type)
         except ComponentError:
             return True  # building it says what is wrong
+        module, _, name = self.type.partition(":")
+        return (module == "torch.optim" and name in ELEMENTWISE) or getattr(made, "elementwise", False) is True
 
     def problems(self, parallel: ParallelConfig, joined: bool = False) -> Iterator[str]:
         """Yield the settings that can't be combined with the learner's ranks. ``joined``: some parameters are several
