@@ -41,7 +41,7 @@ def test_sections_are_checked_as_a_recipe_is() -> None:
         whet.read(steps=0)
     with pytest.raises(RecipeError, match="Did you mean 'steps'"):
         whet.read("quickstart", "stepz=3")
-    with pytest.raises(RecipeError, match=r"given: data\.type: unknown type 'no such tasks'"):
+    with pytest.raises(RecipeError, match=r"given: data: unknown type 'no such tasks'"):
         whet.read(data="no such tasks")
     with pytest.raises(RecipeError, match=r"^given: sampling\.top_k: no part of the run reads it"):
         whet.read("sft-gsm8k", sampling={"top_k": 3})

@@ -20,7 +20,8 @@ from whet.base.errors import ConfigError, WhetError
 from whet.base.scratch import Scratch
 from whet.config import ConfigIssue, RecipeError, load
 from whet.config.component import importing
-from whet.config.tree import DEFAULT
+from whet.config.tree import DEFAULT, from_plain
+from whet.config.validation import issues_of
 from whet.models.config import check_models
 from whet.processes.user_code import user_traceback
 from whet.run.evaluation import EvaluationConfig
@@ -50,9 +51,7 @@ def read(recipe: str | Path = "quickstart", *overrides: str, **sections: object)
         inherited = {key: part for key, part in loaded.value if key not in Recipe.replaced_by(sections)}
         value = Recipe.model_validate({**inherited, **sections})
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        issues = [ConfigIssue(".".join(map(str, each["loc"])), "given", each["msg"]) for each in details]
-        raise RecipeError(issues) from None
+        raise RecipeError(issues_of(error, Recipe, from_plain(sections, "given"))) from None
     value, _ = value.with_implied(lambda key: "algorithm" in sections or loaded.origins.get(key, DEFAULT) != DEFAULT)
     unused = {key: why for key, why in value.unused().items() if key.partition(".")[0] in sections}
     if unused:

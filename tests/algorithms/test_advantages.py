@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from tests.groups import episode
 from tests.losses.batches import fill, random_groups, refilled, without
@@ -24,7 +23,7 @@ from whet.algorithms.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from whet.algorithms.token_selection import M2PO, ClipCov, KLCov
 from whet.algorithms.turns import TurnAdvantage
 from whet.base.errors import DataError
-from whet.config import Component
+from whet.config import Component, SettingsError
 from whet.core.batch import Batch
 from whet.core.types import Group, Span, Task
 from whet.losses.kl import KL
@@ -273,7 +272,7 @@ def test_a_missing_component_is_named() -> None:
         GDPOAdvantage(components={"correct": 1.0, "colour": 1.0})(make(0))
     with pytest.raises(DataError, match=r"scores are: none$"):
         GDPOAdvantage(components={"colour": 1.0})(Batch.from_groups([group_of([1.0])]))
-    with pytest.raises(ValidationError):
+    with pytest.raises(SettingsError):
         GDPOAdvantage(components={})
 
 
@@ -389,7 +388,7 @@ def test_defaults() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(SettingsError):
         kind(**settings)
 
 

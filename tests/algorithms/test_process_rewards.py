@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from tests.algorithms.test_advantages import group_of, make, per_row
 from tests.losses.batches import without
@@ -15,6 +14,7 @@ from whet.algorithms.grpo import GroupAdvantage
 from whet.algorithms.prime import PRIME, ProcessRewards, RewardStart
 from whet.algorithms.registry import ADVANTAGES
 from whet.base.errors import ConfigError, DataError
+from whet.config import SettingsError
 from whet.core.batch import Batch
 from whet.core.types import Group
 from whet.learner.config import OptimizerConfig
@@ -82,7 +82,7 @@ def test_process_rewards_are_registered_with_these_defaults_and_limits() -> None
     assert ProcessRewards(beta=0.0, gamma=0.0).reads == {"reward_logprobs", "reward_reference_logprobs"}
     settings: dict[str, Any]
     for settings in ({"beta": -0.01}, {"gamma": 1.01}, {"gamma": -0.01}):
-        with pytest.raises(ValidationError):
+        with pytest.raises(SettingsError):
             ProcessRewards(**settings)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.config.settings import Required, Settings
-from whet.config import RecipeError, load
+from tests.config.settings import Optimizer, Required, Settings
+from whet.config import RecipeError, SettingsError, load
 from whet.config.issues import nearest
 
 CASES = {
@@ -135,6 +135,39 @@ OVERRIDES = {
 @pytest.mark.parametrize(("override", "expected"), OVERRIDES.values(), ids=OVERRIDES.keys())
 def test_a_mistake_in_an_override_is_named_with_the_override(override, expected):
     assert expected in complaint("name: x", override)
+
+
+IN_PYTHON: dict[str, tuple[dict[str, object], str]] = {
+    "unknown key": ({"stepz": 3}, "Settings: stepz: unknown key. Did you mean 'steps'? Known: description, name"),
+    "unknown key in a component": ({"loss": {"type": "pair", "margn": 1}}, "loss.margn: unknown key. Did you mean"),
+    "unknown type": ({"loss": "pare"}, "Settings: loss: unknown type 'pare'. Did you mean 'pair'?"),
+    "another component": ({"loss": Optimizer()}, "loss: tests.config.settings:Optimizer is not a Loss"),
+    "a function": ({"steps": len}, "steps: expected a whole number, got a builtin_function_or_method, <built-in"),
+    "text": (
+        {"optimizer": Optimizer, "steps": "3"},
+        "Settings: steps: expected a whole number, got text '3' in quotes",
+    ),
+    "too small": ({"steps": 0}, "Settings: steps: expected at least 1, got the number 0"),
+    "choice": ({"kl": "atuo"}, "Settings: kl: expected a number or 'auto', got text 'atuo'. Did you mean 'auto'?"),
+    "list for a tuple": ({"sizes": [1, 2]}, "Settings: sizes: expected a tuple, got a list; write (1, 2)"),
+    "text for a path": ({"folder": "a"}, "Settings: folder: expected a path, got text 'a'; write Path('a')"),
+    "cross-field rule": ({"steps": 2}, "Settings: steps (2) is less than optimizer.warmup (3)"),
+}
+
+
+@pytest.mark.parametrize(("settings", "expected"), IN_PYTHON.values(), ids=IN_PYTHON.keys())
+def test_a_mistake_in_settings_made_in_python_is_named_as_in_a_recipe(
+    settings: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings(**settings)
+    assert expected in str(caught.value)
+
+
+def test_settings_are_not_changed() -> None:
+    settings = Settings()
+    with pytest.raises(SettingsError, match=r"steps: settings can't be changed; make new ones, as in Settings\(steps="):
+        settings.steps = 3
 
 
 TOGETHER = {

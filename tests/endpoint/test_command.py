@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
-from pydantic import ValidationError
 
 from tests.contracts.fault_contract import eventually
 from tests.endpoint.agents import first_episode
 from tests.toy import Lowercase
+from whet.config import SettingsError
 from whet.core.types import Episode, Status
 from whet.processes import keeper
 from whet.processes.loop_thread import LoopThread
@@ -224,7 +224,7 @@ def _runs(pid: str) -> bool:
     ids=str,
 )
 def test_a_wrong_command_is_an_error_when_the_recipe_is_read(settings: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValidationError, match=problem):
+    with pytest.raises(SettingsError, match=problem):
         AgentTasks(taskset=Lowercase(), **settings)
 
 

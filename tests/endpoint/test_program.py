@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from tests.endpoint import programs
 from tests.endpoint.agents import first_episode
 from tests.toy import Lowercase, read_settings, toy_settings
 from whet.base.errors import ConfigError, DataError, GeneratorError
+from whet.config import SettingsError
 from whet.core.types import Episode, Status
 from whet.rollouts.sampling import Sampling
 from whet.tasks.program import AgentTasks
@@ -134,7 +134,7 @@ def test_an_error_of_the_generator_is_raised_even_if_the_program_catches_it(prog
     ],
 )
 def test_a_missing_program_is_an_error_when_the_recipe_is_read(program: str, problem: str) -> None:
-    with pytest.raises(ValidationError, match=problem):
+    with pytest.raises(SettingsError, match=problem):
         AgentTasks(program=program, taskset=Lowercase())
 
 

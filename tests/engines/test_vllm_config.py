@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from tests.tiny import tiny_llama
 from tests.tiny_vision import save_tiny_vision
 from tests.toy import toy_recipe
 from whet.base.errors import ConfigError, WhetError
-from whet.config import load
+from whet.config import SettingsError, load
 from whet.engines.config import Adapter, Deployment
 from whet.engines.router import Router
 from whet.engines.vllm import processes as vllm_processes
@@ -110,7 +109,7 @@ def test_devices_are_counted_as_this_process_counts_them(monkeypatch: pytest.Mon
 
 def test_an_engine_takes_one_device_for_each_rank() -> None:
     for devices, tensor in (("2,3", 1), ("2", 2), ("0,1,2", 2)):
-        with pytest.raises(ValidationError, match="one for each rank"):
+        with pytest.raises(SettingsError, match="one for each rank"):
             VllmGeneratorConfig(devices=devices, tensor=tensor)
 
 
@@ -155,7 +154,7 @@ def test_replicas_share_devices_and_cores_out(monkeypatch: pytest.MonkeyPatch) -
     router = config.build(tiny_llama().config, None, cores)
     assert [one.deployment.gpus for one in router.replicas] == [("4", "5"), ("6", "7")]
     assert [one.deployment.cores for one in router.replicas] == [[0, 1], [2, 3]]
-    with pytest.raises(ValidationError, match="need 4: one for each rank"):
+    with pytest.raises(SettingsError, match="need 4: one for each rank"):
         VllmGeneratorConfig(tensor=2, replicas=2, devices="4,5,6")
 
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from tests.losses.batches import fill, random_groups, refilled
 from tests.reference import distillation as slow
 from tests.reference.plain import plain, plain_output
-from whet.config import Component
+from whet.config import Component, SettingsError
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import DIVERGENCES
 from whet.losses.distillation import (
@@ -173,7 +172,7 @@ def test_needs_units_and_defaults() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(SettingsError):
         kind(**settings)
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from tests.losses.batches import fill, random_groups, unpaired_groups
 from tests.reference import preference as slow
 from tests.reference.plain import plain, plain_output
 from whet.base.errors import DataError
+from whet.config import SettingsError
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import LOSSES
 from whet.losses.implicit_reward import ImplicitReward
@@ -112,5 +112,5 @@ def test_implicit_reward_is_registered_with_these_defaults_and_limits() -> None:
     assert (ImplicitReward().reads, ImplicitReward().unit) == ({"reward_reference_logprobs"}, "sequence")
     settings: dict[str, Any]
     for settings in ({"beta": 0.0}, {"beta": -1.0}):
-        with pytest.raises(ValidationError):
+        with pytest.raises(SettingsError):
             ImplicitReward(**settings)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tests.losses.batches import fill, random_groups
 from tests.reference import policy as slow
 from tests.reference.plain import plain, plain_output
-from whet.config import Component
+from whet.config import Component, SettingsError
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import CORRECTIONS, LOSSES, SURROGATES
 from whet.losses.composite import PolicyLoss, PositiveNLL
@@ -419,7 +419,7 @@ def test_defaults_are_those_of_the_papers() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(SettingsError):
         kind(**settings)
 
 

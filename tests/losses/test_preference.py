@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from tests.groups import episode
 from tests.losses.batches import fill, pair_groups, random_groups, unpaired_groups
 from tests.reference import preference as slow
 from tests.reference.plain import plain, plain_output
 from whet.base.errors import DataError
+from whet.config import SettingsError
 from whet.core.batch import Batch, ModelOutput
 from whet.core.types import Group, Span, Task
 from whet.losses.dpo_forms import IPO, Hinge, Robust, Sigmoid
@@ -356,7 +356,7 @@ def test_defaults_are_those_of_the_papers() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(SettingsError):
         kind(**settings)
 
 

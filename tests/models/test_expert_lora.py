@@ -7,10 +7,10 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
-from pydantic import ValidationError
 
 from tests.tiny import tiny_deepseek, tiny_llama, tiny_mixtral, tiny_qwen3_moe
 from whet.base.errors import WhetError
+from whet.config import SettingsError
 from whet.models.config import LoraSettings, ModelConfig
 from whet.models.loading import adapted_modules, load_model
 from whet.models.moe.expert_lora import ExpertAdapter, expert_parameters
@@ -98,7 +98,7 @@ def test_without_the_adapter_it_is_the_base_and_saved_it_is_pefts(folder: Path, 
 def test_what_can_not_be_adapted_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(WhetError, match=r"weights\.lora=merged"):
         adapted_modules(ModelConfig(path=str(folder), lora=LORA))
-    with pytest.raises(ValidationError, match="takes no dropout"):
+    with pytest.raises(SettingsError, match="takes no dropout"):
         LoraSettings(experts=True, dropout=0.1)
     tiny_llama().save_pretrained(tmp_path)
     with pytest.raises(WhetError, match="has no experts"):

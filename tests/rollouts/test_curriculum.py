@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from tests.groups import group
 from tests.rollouts.test_source import Constant, source, uids
 from tests.toy import Flaky, Lowercase
 from whet.base.errors import ConfigError, DataError
+from whet.config import SettingsError
 from whet.core.types import Group, Task
 from whet.rollouts.curriculum import PassRateCurriculum, PassRateSampler
 from whet.rollouts.filters import DynamicSampling
@@ -257,7 +257,7 @@ def test_a_checkpoint_of_other_tasks_is_refused() -> None:
     [{"target": 0.0}, {"target": 1.0}, {"explore": 0.0}, {"newest": 0.0}, {"retire_after": 0}, {"recheck_after": 0}],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(SettingsError):
         PassRateCurriculum(**settings)
 
 

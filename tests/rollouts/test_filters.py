@@ -1,9 +1,9 @@
 """The filters of groups."""
 
 import pytest
-from pydantic import ValidationError
 
 from tests.groups import group
+from whet.config import SettingsError
 from whet.core.types import Status
 from whet.rollouts.filters import BestAndWorst, DynamicSampling, OverlongFilter, OverlongShaping, PassRate
 
@@ -76,5 +76,5 @@ def test_the_pass_rate_filter_goes_by_the_score_correct_where_there_is_one() -> 
 
 
 def test_the_bounds_of_the_pass_rate_filter_are_in_order() -> None:
-    with pytest.raises(ValidationError, match="low must not exceed high"):
+    with pytest.raises(SettingsError, match="low must not exceed high"):
         PassRate(low=0.8, high=0.2)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from tests.contracts.fault_contract import eventually
 from tests.endpoint.agents import first_episode
@@ -18,6 +17,7 @@ from tests.endpoint.certificates import certificate
 from tests.shells.test_remote import TOKEN, served
 from tests.toy import Lowercase
 from whet.base.errors import ConfigError
+from whet.config import SettingsError
 from whet.core.types import Episode, Status
 from whet.rollouts.sampling import Sampling
 from whet.shells.container import Container
@@ -191,7 +191,7 @@ while True:
 
 
 def test_settings_that_can_not_work_are_named() -> None:
-    with pytest.raises(ValidationError, match=r"in_runtime: Lowercase has no runtime"):
+    with pytest.raises(SettingsError, match=r"in_runtime: Lowercase has no runtime"):
         AgentTasks(program=("sh",), taskset=Lowercase(size=4), in_runtime=True)
     tasks = AgentTasks(program=("no-such-agent",), taskset=tasks_in(Local(limits=LIMITS)), in_runtime=True)
     with pytest.raises(ConfigError, match=r"program: the runtime local has no command no-such-agent.*runtime.readable"):

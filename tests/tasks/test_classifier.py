@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -18,6 +17,7 @@ from transformers import (
 from tests.tiny import VOCAB, tiny_tokenizer
 from tests.toy import toy_recipe
 from whet.base.errors import WhetError
+from whet.config import SettingsError
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.run import run
 from whet.tasks.episodes import play
@@ -116,7 +116,7 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         ({"label": 0, "value": "logit"}, "set clamp"),
         ({"value": "logit", "clamp": 1.0}, "only with a label"),
     ):
-        with pytest.raises(ValidationError, match=why):
+        with pytest.raises(SettingsError, match=why):
             RewardModelTasks(taskset=Reviews(), model="m", **settings)  # type: ignore[arg-type]
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from tests.limits import run_limited
 from tests.tiny import tiny_llama
 from tests.toy import save_tiny_model, toy_recipe
+from whet.config import SettingsError
 from whet.core.types import Task
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.run import run
@@ -107,7 +107,7 @@ def test_answers_that_need_no_more_than_one_document_earn_little(kind: str) -> N
 
 def test_the_number_of_documents_is_bounded() -> None:
     for number in (3, MOST_DOCUMENTS + 1):
-        with pytest.raises(ValidationError, match="documents"):
+        with pytest.raises(SettingsError, match="documents"):
             LongContext(kinds=("count",), documents=number)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from tests.chat_server import ChatServer, chat_server
+from whet.config import SettingsError
 from whet.core.types import Message, Task
 from whet.tasks.base import Step, called
 from whet.tasks.episodes import play
@@ -99,5 +99,5 @@ def test_test_games_are_against_players_by_rules() -> None:
     ids=str,
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=r"belong together|is for judges|only a judge may be the policy"):
+    with pytest.raises(SettingsError, match=r"belong together|is for judges|only a judge may be the policy"):
         Nim(**settings)

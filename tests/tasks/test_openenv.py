@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import ValidationError
 from websockets.asyncio.server import ServerConnection, serve
 
 from whet.base.errors import ConfigError, DataError
 from whet.cluster.rendezvous import LOOPBACK, Reservation
+from whet.config import SettingsError
 from whet.tasks.adapters.openenv import OpenEnv, OpenEnvError
 
 SERVER = Path(__file__).parent / "installed" / "whet_toy_openenv.py"
@@ -111,7 +111,7 @@ def test_an_invalid_reward_a_missing_field_and_a_silent_server_are_errors() -> N
         played("{}", frames=[observed(text="x")], observation="board")
     with pytest.raises(OpenEnvError, match="does not answer"):
         played("{}", url="ws://127.0.0.1:9")
-    with pytest.raises(ValidationError, match="ws://"):
+    with pytest.raises(SettingsError, match="ws://"):
         OpenEnv(url="http://127.0.0.1:8000")
 
 

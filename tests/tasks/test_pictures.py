@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 from PIL import Image
-from pydantic import ValidationError
 
+from whet.config import SettingsError
 from whet.core.content import image_urls
 from whet.core.types import Task
 from whet.fetch.images import open_image
@@ -98,5 +98,5 @@ def test_a_constant_is_right_as_often_as_chance():
 
 
 def test_a_picture_too_small_for_its_shapes_is_an_error():
-    with pytest.raises(ValidationError, match="size must be at least 24"):
+    with pytest.raises(SettingsError, match="size must be at least 24"):
         Pictures(size=16)

@@ -6,9 +6,9 @@ import logging
 import pickle
 
 import pytest
-from pydantic import ValidationError
 
 from whet.base.errors import ConfigError, DataError
+from whet.config import SettingsError
 from whet.tasks.math.arithmetic import Arithmetic, by_precedence
 from whet.tasks.math.dataset import GSM8K, Math
 
@@ -92,7 +92,7 @@ def test_limit_and_prompt_shape_the_training_tasks(tmp_path):
     assert len(tasks) == 3
     assert [message["role"] for message in tasks[0].prompt] == ["system", "user"]
     assert tasks[0].prompt[1]["content"].startswith("Q: What is")
-    with pytest.raises(ValidationError, match="question"):
+    with pytest.raises(SettingsError, match="question"):
         GSM8K(path=path, prompt="no place for it")
     with pytest.raises(DataError, match="validation"):
         taskset.tasks("validation")
@@ -135,7 +135,7 @@ def test_math_rows_are_filtered_by_difficulty_and_unanswered_ones_dropped(tmp_pa
         taskset = Math(path=path, test_size=0, min_difficulty=3.0, max_difficulty=6.0)
         assert [task.data.answer for task in taskset.tasks("train")] == ["3", "4", "5", "6"]
     assert "11 rows, 4 kept" in caplog.text
-    with pytest.raises(ValidationError, match="min_difficulty"):
+    with pytest.raises(SettingsError, match="min_difficulty"):
         Math(path=path, min_difficulty=5.0, max_difficulty=1.0)
     with pytest.raises(DataError, match="no row is left"):
         Math(path=path, test_size=0, min_difficulty=99.0).tasks("train")

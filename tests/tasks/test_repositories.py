@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from tests.endpoint.agents import first_episode
 from tests.endpoint.test_command import CALL
 from tests.tasks.test_task_folders import CHEATS as FOLDER_CHEATS
+from whet.config import SettingsError
 from whet.core.types import Episode, Status, Task
 from whet.rollouts.sampling import Sampling
 from whet.shells.local import Local, _problem
@@ -169,7 +169,7 @@ def test_a_task_is_a_row_in_the_columns_of_swe_bench(tmp_path: Path) -> None:
 
 
 def test_rows_of_swe_bench_are_refused_in_words() -> None:
-    with pytest.raises(ValidationError, match="need their repositories, and an image"):
+    with pytest.raises(SettingsError, match="need their repositories, and an image"):
         Repositories(path="swe_bench.jsonl")
 
 
@@ -216,7 +216,7 @@ def test_a_failed_command_is_no_reward() -> None:
 
 @pytest.mark.parametrize("settings", [{"program": "tests.endpoint.programs:silent"}, {"folder": "."}])
 def test_a_function_or_a_second_folder_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="grades the files of the working folder: program must be a command"):
+    with pytest.raises(SettingsError, match="grades the files of the working folder: program must be a command"):
         AgentTasks(**{"program": ("true",), "taskset": repositories(), **settings})
 
 

@@ -8,11 +8,11 @@ import sys
 from hashlib import sha256
 
 import pytest
-from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from tests.tasks.built_in import BUILT_IN
 from whet.base.errors import ConfigError
+from whet.config import SettingsError
 from whet.config.component import import_path
 from whet.tasks.base import TASK_SETS
 from whet.tasks.choice.task_set import MultipleChoice
@@ -79,7 +79,7 @@ def test_test_rows_are_held_out_or_come_from_a_separate_file(tmp_path):
 
 
 def test_settings_of_a_file_without_one_and_too_few_different_tasks_are_errors():
-    with pytest.raises(ValidationError, match="test_path and columns need a path"):
+    with pytest.raises(SettingsError, match="test_path and columns need a path"):
         MultipleChoice(columns={"question": "q"})
 
     class Same(MultipleChoice):

@@ -9,12 +9,12 @@ from typing import Any
 
 import psutil
 import pytest
-from pydantic import ValidationError
 
 from tests.contracts.worker_contract import WorkerContract, same_in_a_worker, task
 from tests.tasks.built_in import BUILT_IN
 from tests.tasks.worker_tasks import Counting
 from whet.base.errors import CallError
+from whet.config import SettingsError
 from whet.processes.child import ChildDied
 from whet.rollouts.blend import Blend, Part
 from whet.tasks.base import TaskSet
@@ -60,14 +60,14 @@ def test_a_task_set_that_no_worker_can_import_is_refused() -> None:
     class Local(Counting):
         pass
 
-    with pytest.raises(ValidationError, match=r"a worker process can't import .*Local"):
+    with pytest.raises(SettingsError, match=r"a worker process can't import .*Local"):
         WorkerTasks(taskset=Local())
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"taskset": Counting(), "processes": 0}, "greater than or equal to 1"),
+        ({"taskset": Counting(), "processes": 0}, "processes: expected at least 1"),
         ({"taskset": WorkerTasks(taskset=Counting())}, "name the workers once"),
         (
             {"taskset": Blend(of={"a": Part(taskset=Counting())})},
@@ -77,7 +77,7 @@ def test_a_task_set_that_no_worker_can_import_is_refused() -> None:
     ],
 )
 def test_settings_that_do_not_fit_are_named(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
+    with pytest.raises(SettingsError, match=why):
         WorkerTasks(**settings)
 
 
@@ -86,7 +86,7 @@ def test_roles_of_episodes_in_workers_can_have_policies_of_their_own() -> None:
 
 
 def test_rewards_of_groups_in_workers_cannot_be_replaced() -> None:
-    with pytest.raises(ValidationError, match="WorkerTasks sets the rewards of whole groups"):
+    with pytest.raises(SettingsError, match="WorkerTasks sets the rewards of whole groups"):
         RewardModelTasks(taskset=WorkerTasks(taskset=Counting()), model="any")
 
 

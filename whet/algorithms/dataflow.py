@@ -10,11 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from whet.algorithms.base import Algorithm, OnlineAlgorithm
 from whet.algorithms.registry import ADVANTAGES, ALGORITHMS
-from whet.config import Component
+from whet.config import Component, SettingsError
 from whet.learner.config import OUTPUTS
 from whet.losses.base import LOSSES
 
@@ -77,7 +75,7 @@ def _advice(columns: Set[str]) -> str:
     readers = []
     for key, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
         for name in registry:
-            with suppress(ValidationError):  # raised if a setting is required
+            with suppress(SettingsError):  # raised if a setting is required
                 part: Any = Component(registry).resolve(name)[0]()
                 if part.reads & columns:
                     readers.append(f"algorithm.{key}={name}")

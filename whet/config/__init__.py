@@ -7,7 +7,7 @@ does not know what the settings mean.
 
 from whet.config.base import Config
 from whet.config.component import Component, component_path
-from whet.config.issues import ConfigIssue, RecipeError
+from whet.config.issues import ConfigIssue, RecipeError, SettingsError
 from whet.config.loading import RECIPES, Loaded, list_recipes, load
 from whet.config.yaml_text import dump_yaml, parse_mapping
 
@@ -18,6 +18,7 @@ __all__ = [
     "ConfigIssue",
     "Loaded",
     "RecipeError",
+    "SettingsError",
     "component_path",
     "dump_yaml",
     "list_recipes",

@@ -1,10 +1,12 @@
 """The base class of all settings."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from pydantic_core import to_json
+
+from whet.config.issues import ConfigIssue, SettingsError
 
 
 def within(value: object) -> "Iterator[Config]":
@@ -42,6 +44,26 @@ class Config(BaseModel):
     """Settings of which one is given: a file or an override that sets one replaces the others in its parents."""
 
     _preset: str = PrivateAttr("")  # the name of the preset in the recipe, if any
+
+    def __init__(self, /, **settings: Any) -> None:
+        """Raise ``SettingsError`` naming all wrong settings."""
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            from whet.config.validation import settings_error  # which imports this file
+
+            raise settings_error(error, type(self), settings) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # settings within settings don't call it
+
+    if not TYPE_CHECKING:  # a type checker would allow any name
+
+        def __setattr__(self, name: str, value: object) -> None:
+            try:
+                super().__setattr__(name, value)
+            except ValidationError:
+                reason = f"settings can't be changed; make new ones, as in {type(self).__name__}({name}=...)"
+                raise SettingsError([ConfigIssue(name, type(self).__name__, reason)]) from None
 
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> Self:

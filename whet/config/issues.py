@@ -32,6 +32,15 @@ class RecipeError(ConfigError):
             super().__init__(f"{len(self.issues)} problems in the recipe:{lines}")
 
 
+class SettingsError(ConfigError, ValueError):
+    """All mistakes of settings made in Python, as by ``GRPO(group_size=1)``. A ``ValueError``, so that pydantic
+    reports it with other mistakes if a validator makes settings."""
+
+    def __init__(self, issues: list[ConfigIssue]) -> None:
+        self.issues = issues
+        super().__init__("\n".join(map(str, issues)))
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the most similar candidate, ignoring case, dashes and underscores; None if no candidate is similar."""
     plain = {_plain(candidate): candidate for candidate in sorted(candidates, reverse=True)}

@@ -1,14 +1,15 @@
 """Messages about mistakes in a recipe: pydantic's errors, reworded with key, line and the likely fix."""
 
 import re
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from whet.config.base import Config
-from whet.config.issues import ConfigIssue, did_you_mean
+from whet.config.issues import ConfigIssue, SettingsError, did_you_mean
 from whet.config.schema import Place, find_place
-from whet.config.tree import Node, Path, dotted
+from whet.config.tree import Node, Path, dotted, from_plain
 from whet.config.words import choices, describe, limits
 from whet.config.yaml_text import plain_value
 
@@ -18,6 +19,11 @@ _LIMIT = re.compile(
 )
 _NAME = re.compile(r"[a-z]\w*(?:\.\w+)*")  # of a setting, in a message
 _BOOLEANS = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(("no", "off", "n", "false"), "false")
+
+
+def settings_error(error: ValidationError, root: type[Config], settings: Mapping[str, object]) -> SettingsError:
+    """Return the error about settings given in Python to a class."""
+    return SettingsError(issues_of(error, root, from_plain(settings, root.__name__)))
 
 
 def issues_of(error: ValidationError, root: type[Config], tree: Node) -> list[ConfigIssue]:
@@ -104,6 +110,8 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
     if kind in ("value_error", "assertion_error"):
         return str(details[0]["ctx"]["error"])
     if place is not None and all(_WRONG_TYPE.search(detail["type"]) for detail in details):
+        if isinstance(node.value, list) and details[0]["type"] == "tuple_type":  # given in Python: in YAML it is right
+            return f"expected a tuple, got a list; write {_shown(tuple(node.plain()))}"
         if isinstance(node.value, str) and details[0]["type"] in ("tuple_type", "list_type"):
             usual = [item.kind for item in place.default.children().values()] if place.default else []
             items = ",".join(dict.fromkeys([*filter(None, usual), node.value]))
@@ -120,18 +128,27 @@ def _got(value: object) -> str:
     """Describe the value in the recipe."""
     if isinstance(value, dict | list):
         return f"a list of {len(value)}" if isinstance(value, list) else "a mapping"
-    shown = str(value) if len(str(value)) <= 60 else str(value)[:57] + "..."
+    shown = _shown(value)
     if isinstance(value, str):
         return f"text {shown!r}" + (" in quotes" if _number(value) is not None else "")
     if value is None:
         return "null (nothing)"
-    return shown.lower() if isinstance(value, bool) else f"the number {shown}"
+    if isinstance(value, bool):
+        return shown.lower()
+    return f"the number {shown}" if isinstance(value, int | float) else f"a {type(value).__name__}, {shown}"
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _cure(value: object, annotation: object) -> str:
     """Return the fix for a common mistake, or an empty string."""
     expected = describe(annotation)
     if isinstance(value, str):
+        if expected.startswith("a path"):  # in YAML a text is one
+            return f"; write Path({value!r})"
         number = _number(value)
         if ("a number" in expected and number is not None) or (
             "a whole number" in expected and isinstance(number, int)

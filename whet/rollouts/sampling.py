@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from whet.config import Config
+from whet.config import Config, SettingsError
 from whet.core.types import Distribution
 from whet.engines.base import SamplingParams
 
@@ -114,7 +114,7 @@ class Limits(Config):
     thinking_budget: int | None = Field(None, gt=0)
 
     def under(self, sampling: Sampling) -> Sampling:
-        """Return ``sampling`` with these changes. Raises ``ValidationError`` if they are inconsistent."""
+        """Return ``sampling`` with these changes. Raises ``SettingsError`` if they are inconsistent."""
         return Sampling(**(sampling.model_dump() | self.model_dump(exclude_none=True)))
 
     def problems(self, sampling: Sampling) -> Iterator[str]:
@@ -126,5 +126,5 @@ class Limits(Config):
                 yield f"sampling.{name} = {value} is more than that of the run, sampling.{name} = {most}"
         try:
             self.under(sampling)
-        except ValidationError as error:
-            yield from (f"sampling: {detail['msg'].removeprefix('Value error, ')}" for detail in error.errors())
+        except SettingsError as error:
+            yield from (f"sampling: {issue.message}" for issue in error.issues)

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
-from pydantic import ValidationError
 
 from tests.tasks.judges.test_judges import JUDGE, Answers, client, compared
 from whet.base.errors import DataError
+from whet.config import SettingsError
 from whet.core.types import Task
 from whet.fetch.http import UnansweredError
 from whet.tasks.judges.config import Judge
@@ -182,7 +182,7 @@ def test_without_a_grader_the_likeliest_choice_decides_what_is_correct(tmp_path:
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
+    with pytest.raises(SettingsError, match=why):
         judged(lambda _: "", **settings)
 
 
@@ -195,7 +195,7 @@ def test_answers_are_compared_by_the_probability_of_the_first() -> None:
     group, seen = compared(prefers_p, ["ppp", "qqq"], judge=BY_LOGPROBS)
     assert [one.reward for one in group.episodes] == pytest.approx([4.0, 2.0])
     assert len(seen) == 2
-    with pytest.raises(ValidationError, match="leave roles out"):
+    with pytest.raises(SettingsError, match="leave roles out"):
         compared(prefers_p, ["ppp", "qqq"], judge=BY_LOGPROBS, roles=True)
 
 
@@ -212,5 +212,5 @@ def test_reviews_depend_on_their_seed_and_share_no_prompt() -> None:
     assert len(set(map(str, prompts))) == 500
     assert Reviews().tasks("train") == train
     assert Reviews(seed=1).tasks("train") != train
-    with pytest.raises(ValidationError, match="there are 500 things"):
+    with pytest.raises(SettingsError, match="there are 500 things"):
         Reviews(train_size=500)

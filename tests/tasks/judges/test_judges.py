@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import ValidationError
 
 from tests.contracts.worker_contract import same_in_a_worker
 from tests.groups import episode
 from whet.base.errors import ConfigError
+from whet.config import SettingsError
 from whet.core.types import Group, Message, Status, Task
 from whet.tasks.base import TaskSet
 from whet.tasks.episodes import play
@@ -173,7 +173,7 @@ def test_a_judge_is_first_taught_the_verdicts_themselves() -> None:
 
 
 def test_a_judge_of_single_answers_refuses_task_sets_that_make_their_own_episodes() -> None:
-    with pytest.raises(ValidationError, match="Guessing has episodes of several turns"):
+    with pytest.raises(SettingsError, match="Guessing has episodes of several turns"):
         Judged(taskset=Guessing(), judge=JUDGE)
 
 
@@ -206,7 +206,7 @@ def test_a_judge_learns_from_a_worker_that_episodes_are_longer() -> None:
 
     with pytest.raises(ConfigError, match="ComparedEnvironments has episodes of several turns"):
         asyncio.run(play_there())
-    with pytest.raises(ValidationError, match="WorkerTasks has episodes of several turns"):
+    with pytest.raises(SettingsError, match="WorkerTasks has episodes of several turns"):
         Judged(taskset=WorkerTasks(taskset=Guessing()), judge=JUDGE)
 
 

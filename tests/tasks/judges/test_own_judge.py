@@ -13,7 +13,7 @@ from tests.endpoint.agents import RENDERER, Scripted
 from tests.engines.test_torch_generator import make
 from tests.toy import toy_recipe
 from whet.base.errors import ConfigError, GeneratorError
-from whet.config import load
+from whet.config import SettingsError, load
 from whet.config.issues import RecipeError
 from whet.core.types import Task
 from whet.endpoint.gym import check_single_turn
@@ -208,7 +208,7 @@ def test_a_question_that_leaves_no_room_in_the_context_gets_the_worst_grade() ->
 
 def test_only_a_judge_may_be_the_policy() -> None:
     for read in (lambda: ModelUser(server=POLICY), lambda: Nim(opponent="model", server=POLICY)):
-        with pytest.raises(ValidationError, match="only a judge may be the policy"):
+        with pytest.raises(SettingsError, match="only a judge may be the policy"):
             read()
 
 
@@ -225,7 +225,7 @@ def test_where_there_is_no_policy_it_is_refused_in_words(tmp_path: Path) -> None
     recipe, sets = toy_recipe(tmp_path), {"own": EvaluationSet(data=OWN)}
     with no_policy:
         asyncio.run(evaluate_on(recipe, sets, address=("http://x/v1", "m", None)))
-    with pytest.raises(ValidationError, match="put the workers inside, as in"):
+    with pytest.raises(SettingsError, match="put the workers inside, as in"):
         WorkerTasks(taskset=OWN)
     WorkerTasks(taskset=Judged(taskset=TASKS, judge=Judge(url="http://x/v1", model="policy")))
 
