@@ -36,10 +36,6 @@ def test_without_torchao_it_is_said_what_to_install(monkeypatch):
     [
         ({"learner": {"float8": True, "precision": "float32"}}, r"learner\.float8 = true needs precision = bfloat16"),
         ({"learner": {"float8": True, "precision": "bfloat16"}, "model": {"lora": {}}}, "and no LoRA"),
-        (
-            {"optimizer": {"moments": "8bit"}, "parallel": {"fsdp": 2}, "cluster": {"type": "processes"}},
-            "moments = 8bit is for one rank, but there are 2",
-        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_recipe(tmp_path, changes, words):

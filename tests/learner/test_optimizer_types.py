@@ -21,6 +21,7 @@ TYPES: list[dict[str, Any]] = [
     {"type": "torch.optim:RMSprop", "settings": {"momentum": 0.5}},
     {"type": "tests.learner.test_optimizer_types:Counting"},
     {"type": "tests.learner.test_optimizer_types:Estimating"},
+    {"type": "tests.learner.test_optimizer_types:Whitening"},
     {
         "groups": (
             {"match": "mlp", "lr": 1e-3},
@@ -63,6 +64,30 @@ class Estimating(torch.optim.Optimizer):
             group["sizes"] = (*group["sizes"], group["size"])
             for p in group["params"]:
                 p.sub_(p.grad.sign(), alpha=group["lr"] / group["count"] * (sum(group["sizes"]) + float(group["mean"])))
+
+
+class Whitening(torch.optim.Optimizer):
+    """Divides a momentum by norms of rows and of the whole matrix; keeps a count and a rate in its groups."""
+
+    matrixwise = True
+
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
+        super().__init__(params, {"lr": lr, "count": 0, "rate": torch.ones(())})
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = {"momentum": torch.zeros_like(p), "rows": torch.ones(len(p), dtype=p.dtype)}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["count"] += 1
+            group["rate"] = group["rate"] * 0.9
+            for p in group["params"]:
+                state = self.state[p]
+                state["momentum"].lerp_(p.grad, 0.2)
+                state["rows"] += p.grad.reshape(len(p), -1).norm(dim=1)
+                size = state["rows"].view(-1, *[1] * (p.dim() - 1)) + p.norm() + state["momentum"].norm()
+                p.sub_(state["momentum"] / size, alpha=group["lr"] * float(group["rate"]) / group["count"])
 
 
 class Hoarding(Counting):
@@ -206,16 +231,12 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("settings", "parallel", "message"),
     [
-        (
-            {"type": "adafactor"},
-            {"fsdp": 2},
-            "optimizer.type = adafactor may need whole matrices",
-        ),
-        ({"type": "torch.optim:Rprop"}, {"fsdp": 2}, "optimizer.type = torch.optim:Rprop may need whole matrices"),
+        ({"type": "torch.optim:LBFGS"}, {"fsdp": 2}, "optimizer.type = torch.optim:LBFGS may need all parameters"),
         (
             {"type": "tests.learner.test_optimizer_types:Estimating"},
             {"fsdp": 2},
-            "A class that computes each number from its gradients alone may set elementwise = True",
+            "A class that computes each number from its gradients alone may set elementwise = True, and one that "
+            "computes each matrix from its gradients alone matrixwise = True",
         ),
         (
             {"groups": ({"match": "mlp", "lr": 1e-3},)},

@@ -12,6 +12,13 @@ from tests.tiny_vision import Family, save_tiny_vision
 
 VISION: tuple[Family, ...] = ("idefics3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3")
 SIZES = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
+WIDE = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -44,7 +51,8 @@ def one_sided(model: PreTrainedModel) -> PreTrainedModel:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny models by name, with two layers unless the name says more: Llama with an untied head; Qwen2 with biases;
     Qwen3 with tied embeddings and norms of queries and keys; Gemma 3 with sliding windows and norms that compute in
-    float32; mixtures of experts, of which DeepSeek's router computes in float32; models that read images."""
+    float32; mixtures of experts, of which DeepSeek's router computes in float32; models that read images. "wide" is
+    Qwen3 with a hidden size of 128."""
     folder = tmp_path_factory.mktemp("models")
     for family in VISION:
         save_tiny_vision(folder / family, family)
@@ -62,6 +70,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "one-sided": save(folder / "one-sided", one_sided(tiny_deepseek(VOCABULARY, **SIZES))),
         "qwen": save(folder / "qwen", tiny_qwen3(VOCABULARY, **SIZES)),
         "qwen2": save(folder / "qwen2", tiny_qwen2(VOCABULARY, **SIZES)),
+        "wide": save(folder / "wide", tiny_qwen3(VOCABULARY, **WIDE)),
         "llama of 5": save(folder / "llama of 5", tiny_llama(VOCABULARY, num_hidden_layers=5, **SIZES)),
         "qwen of 4": save(folder / "qwen of 4", tiny_qwen3(VOCABULARY, num_hidden_layers=4, **SIZES)),
     }

@@ -21,6 +21,7 @@ from whet.checkpoint.export import export
 from whet.checkpoint.store import CheckpointStore
 
 
+@torch.compiler.set_stance("force_eager")  # of the optimizer with moments in 8 bits
 def resume(rendezvous: str, rank: int, case: Case, source: Path | None, target: Path | None, steps: range) -> Any:
     """Load, train, save; return the weights before and after training, and the step."""
     worker = build(case, rendezvous, rank)

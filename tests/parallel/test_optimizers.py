@@ -10,6 +10,9 @@ from whet.learner.config import ELEMENTWISE
 MUON = {"optimizer": {"type": "muon"}}
 PLAIN = {"optimizer": {"type": "muon", "settings": {"nesterov": False, "adjust_lr_fn": "original"}}}
 OWN = {"optimizer": {"type": "tests.learner.test_optimizer_types:Counting"}}
+ADAFACTOR = {"optimizer": {"type": "adafactor"}}
+CLIPPING = {"optimizer": {"type": "adafactor", "settings": {"d": 1.5, "beta2_decay": -0.5}}}
+MATRICES = {"optimizer": {"type": "tests.learner.test_optimizer_types:Whitening"}}
 FROZEN = {
     "optimizer": {"groups": ({"match": "embed_tokens|layers.0|norm", "freeze": True}, {"match": "mlp", "lr": 1e-3})}
 }
@@ -17,6 +20,7 @@ BOTH = {"fsdp": 2, "tensor": 2}
 
 QUICK = {
     "muon, fsdp": ("llama", {"fsdp": 2}, MUON),
+    "adafactor, fsdp": ("llama", {"fsdp": 2}, ADAFACTOR),
     "frozen, tensor": ("qwen", {"tensor": 2}, FROZEN),
 }
 THOROUGH_2 = {
@@ -30,6 +34,18 @@ THOROUGH_2 = {
     "muon, experts": ("moe", {"fsdp": 2, "expert": 2}, MUON),
     "muon, pipeline": ("llama", {"pipeline": 2}, MUON),
     "muon, value": ("qwen", {"fsdp": 2}, MUON | {"loss": "value"}),
+    "adafactor, tensor": ("qwen", {"tensor": 2}, CLIPPING),
+    "adafactor, lora": ("qwen", {"fsdp": 2}, ADAFACTOR | {"lora": True}),
+    "adafactor, context": ("llama", {"context": 2}, ADAFACTOR),
+    "adafactor, replicas": ("llama", {"replicas": 2}, CLIPPING),
+    "adafactor, offload": ("llama", {"fsdp": 2, "cpu_offload": True}, ADAFACTOR),
+    "adafactor, experts": ("moe", {"fsdp": 2, "expert": 2}, ADAFACTOR),
+    "adafactor, pipeline": ("qwen", {"pipeline": 2}, ADAFACTOR),
+    "adafactor, value": ("qwen", {"fsdp": 2}, ADAFACTOR | {"loss": "value"}),
+    "a class of matrices, fsdp": ("qwen", {"fsdp": 2}, MATRICES),
+    "a class of matrices, tensor": ("llama", {"tensor": 2}, MATRICES),
+    "Rprop, fsdp": ("qwen", {"fsdp": 2}, {"optimizer": {"type": "torch.optim:Rprop"}}),
+    "Muon, lora": ("qwen", {"fsdp": 2}, {"optimizer": {"type": "torch.optim:Muon"}, "lora": True}),
     **{
         f"{name}, fsdp": ("qwen", {"fsdp": 2}, {"optimizer": {"type": f"torch.optim:{name}"}})
         for name in sorted(ELEMENTWISE)
@@ -44,6 +60,11 @@ THOROUGH_4 = {
     "muon, replicas and fsdp": ("llama", {"replicas": 2, "fsdp": 2}, MUON),
     "muon, pipeline and fsdp": ("qwen", {"pipeline": 2, "fsdp": 2}, MUON),
     "muon, tensor, fsdp and experts": ("moe", BOTH | {"expert": 2}, MUON),
+    "adafactor, tensor and fsdp": ("qwen", BOTH, ADAFACTOR),
+    "adafactor, replicas and fsdp": ("llama", {"replicas": 2, "fsdp": 2}, ADAFACTOR),
+    "adafactor, pipeline and fsdp": ("qwen", {"pipeline": 2, "fsdp": 2}, ADAFACTOR),
+    "adafactor, tensor, fsdp and experts": ("moe", BOTH | {"expert": 2}, ADAFACTOR),
+    "a class of matrices, tensor and fsdp": ("qwen", BOTH, MATRICES),
     "a class, tensor and fsdp": ("qwen", BOTH, OWN),
     "frozen, tensor and fsdp": ("qwen", BOTH, FROZEN),
 }
@@ -57,8 +78,16 @@ def test_several_ranks_learn_the_same_as_one(models, table):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "more"),
-    [(BOTH, MUON), ({"pipeline": 2, "fsdp": 2}, MUON), (BOTH, OWN), (BOTH, FROZEN)],
-    ids=["muon", "muon, pipeline", "a class", "frozen"],
+    [
+        (BOTH, MUON),
+        ({"pipeline": 2, "fsdp": 2}, MUON),
+        (BOTH, OWN),
+        (BOTH, FROZEN),
+        (BOTH, ADAFACTOR),
+        ({"pipeline": 2, "fsdp": 2}, ADAFACTOR),
+        (BOTH, MATRICES),
+    ],
+    ids=["muon", "muon, pipeline", "a class", "frozen", "adafactor", "adafactor, pipeline", "a class of matrices"],
 )
 def test_a_checkpoint_of_four_ranks_passes_through_one_rank_unchanged(models, tmp_path, layout, more):
     assert_passes_through_one_rank(Case(models["qwen"], layout, **more), tmp_path)

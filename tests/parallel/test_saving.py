@@ -37,6 +37,7 @@ CHAINS = {
     "all": [(ONE, {}), (TWO, {}), (BOTH, {}), ({"context": 2}, {})],
     "lora": [(layout, {"lora": True}) for layout in (ONE, TWO, BOTH, {"context": 2})],
     "muon": [(layout, {"optimizer": {"type": "muon"}}) for layout in (ONE, TWO, BOTH, {"context": 2})],
+    "adafactor": [(layout, {"optimizer": {"type": "adafactor"}}) for layout in (ONE, TWO, BOTH, {"context": 2})],
     "megatron": [
         (ONE, {}),
         ({"tensor": 2}, MEGATRON),
@@ -46,7 +47,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("chain", ["all", *(pytest.param(name, marks=SLOW) for name in ("lora", "muon", "megatron"))])
+@pytest.mark.parametrize("chain", ["all", *(pytest.param(name, marks=SLOW) for name in CHAINS if name != "all")])
 def test_a_learner_resumes_on_one_two_four_and_two_ranks(models, tmp_path, chain):
     """Each learner loads the checkpoint of the one before, also of another type. The weights are restored bit for bit,
     and five steps equal the steps of an uninterrupted learner."""

@@ -30,6 +30,8 @@ OUTPUTS: dict[Head, frozenset[Output]] = {
 OPTIMIZERS = ("adamw", "muon", "adafactor")
 ELEMENTWISE = {"SGD", "RMSprop", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "ASGD"}
 """Classes of torch.optim that compute each number of a matrix alone, also where it is sharded."""
+MATRIXWISE = {"Adafactor", "Muon", "Rprop"}
+"""Classes of torch.optim that compute each matrix alone."""
 
 
 class ProfileConfig(Config):
@@ -170,8 +172,8 @@ class OptimizerConfig(Config):
     type: str = "adamw"
     """``adamw`` (arXiv 1711.05101); ``muon`` for hidden matrices and AdamW for the rest (arXiv 2502.16982);
     ``adafactor`` (arXiv 1804.04235); or the path of a class, ``torch.optim:SGD`` or ``my_module:MyOptimizer``, derived
-    from torch's Optimizer. On several ranks: the first two, classes of torch.optim that compute each number alone, and
-    classes of yours with ``elementwise = True``, which get parameters, gradients and states as DTensors."""
+    from torch's Optimizer. On several ranks a class of yours needs ``elementwise = True``, if it computes each number
+    alone, or ``matrixwise = True``, if it computes each matrix alone; then each is gathered before it is updated."""
     settings: JsonObject = Field({})
     """Further arguments of ``muon`` (``momentum``, ``nesterov``, ``ns_steps``, ``adjust_lr_fn``), ``adafactor``
     (``beta2_decay``, ``d``, ``eps``) or your class."""
@@ -185,7 +187,8 @@ class OptimizerConfig(Config):
     eps: float = Field(1e-8, gt=0)
     moments: Literal["float32", "8bit"] = "float32"
     """``8bit``: blocks of 256 one-byte numbers, each block with a scale (arXiv 2110.02861). This saves 6 bytes per
-    parameter, on one rank. Needs ``whet[torchao]`` and a compiler, as ``learner.compile`` does."""
+    parameter. On several ranks each matrix is gathered before it is updated. Needs ``whet[torchao]`` and a compiler, as
+    ``learner.compile`` does."""
     weight_decay: float = Field(0.0, ge=0)
     """For parameters with two or more dimensions (matrices, embeddings, LoRA's A and B), not for norms or biases."""
     max_grad_norm: float = Field(1.0, gt=0)
@@ -220,15 +223,20 @@ class OptimizerConfig(Config):
             return min(2 * trained, trained + 2 * vocabulary * hidden)
         return 2 * trained
 
-    def _can_be_sharded(self) -> bool:
+    @property
+    def works_on(self) -> Literal["numbers", "matrices", "all"]:
+        """The part of a model whose gradients decide each update: one number, one matrix, or possibly all."""
         if ":" not in self.type:
-            return self.type in ("adamw", "muon")
+            return "numbers" if self.type == "adamw" and self.moments == "float32" else "matrices"
         try:
             made = import_path(self.type)
         except ComponentError:
-            return True  # building it says what is wrong
+            return "numbers"  # building it says what is wrong
         module, _, name = self.type.partition(":")
-        return (module == "torch.optim" and name in ELEMENTWISE) or getattr(made, "elementwise", False) is True
+        if (module == "torch.optim" and name in ELEMENTWISE) or getattr(made, "elementwise", False) is True:
+            return "numbers"
+        of_torch = module == "torch.optim" and name in MATRIXWISE
+        return "matrices" if of_torch or getattr(made, "matrixwise", False) is True else "all"
 
     def problems(self, parallel: ParallelConfig, joined: bool = False) -> Iterator[str]:
         """Yield the settings that can't be combined with the learner's ranks. ``joined``: some parameters are several
@@ -238,17 +246,19 @@ class OptimizerConfig(Config):
                 f"optimizer.{setting} = {value} needs the matrices of the model one by one, but Megatron Core "
                 "joins some; leave it out, or set learner.type=torch"
             )
-        if parallel.ranks > 1 and not self._can_be_sharded():
-            advice = " A class that computes each number from its gradients alone may set elementwise = True"
-            theirs = self.type in OPTIMIZERS or self.type.startswith("torch.")
+        if parallel.ranks > 1 and self.works_on == "all":
+            advice = ""
+            if not self.type.startswith("torch."):
+                advice = (
+                    " A class that computes each number from its gradients alone may set elementwise = True, and one "
+                    "that computes each matrix from its gradients alone matrixwise = True"
+                )
             yield (
-                f"optimizer.type = {self.type} may need whole matrices, but parallel splits them over {parallel.ranks} "
-                f"ranks; use adamw or muon, or one rank.{'' if theirs else advice}"
+                f"optimizer.type = {self.type} may need all parameters at once, but parallel splits them over "
+                f"{parallel.ranks} ranks; use {', '.join(OPTIMIZERS)}, or one rank.{advice}"
             )
         if self.groups and parallel.pipeline > 1:
             yield "optimizer.groups can't be combined with parallel.pipeline; leave one of them out"
-        if self.moments == "8bit" and parallel.ranks > 1:
-            yield f"optimizer.moments = 8bit is for one rank, but there are {parallel.ranks}; leave one of them out"
 
 
 class WorkerConfig(Config):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import extra
@@ -17,6 +18,7 @@ from whet.base.strict_json import JsonObject
 from whet.config.component import ComponentError, import_path
 from whet.learner.config import OptimizerConfig, ParameterGroup
 from whet.learner.muon import build_muon
+from whet.learner.whole_matrices import WholeMatrices, cut_state
 from whet.parallel.parameters import StateInShares, local
 
 NUMBER = "-number"
@@ -53,8 +55,7 @@ def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], config: Optimizer
         return _adamw(groups, config)
     with extra("torchao", "optimizer.moments=8bit"):
         from torchao.optim import AdamW8bit
-    eight: torch.optim.Optimizer = AdamW8bit(groups, lr=config.lr, betas=config.betas, eps=config.eps)
-    return eight
+    return _gathering(AdamW8bit(groups, lr=config.lr, betas=config.betas, eps=config.eps))
 
 
 def _groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[dict[str, object]]:
@@ -101,8 +102,14 @@ def _of_class(groups: list[dict[str, object]], config: OptimizerConfig) -> torch
         raise ConfigError(f"optimizer.type = {config.type} is not derived from torch.optim.Optimizer")
     build: Callable[..., torch.optim.Optimizer] = made
     with _arguments(config):
-        optimizer: torch.optim.Optimizer = build(groups, lr=config.lr, **config.settings)
-    return optimizer
+        optimizer = build(groups, lr=config.lr, **config.settings)
+    return optimizer if config.works_on == "numbers" else _gathering(optimizer)
+
+
+def _gathering(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer, which looks at whole matrices, so that it works on sharded ones."""
+    sharded = any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
+    return WholeMatrices(optimizer) if sharded else optimizer
 
 
 @contextmanager
@@ -123,9 +130,12 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = scaled
 
 
-def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
     """Return a parameter's moments and number of steps before the first step."""
     p, made = parameter.detach(), optimizer  # type: Tensor, Any
+    if isinstance(optimizer, WholeMatrices):
+        whole = torch.empty(p.shape, dtype=p.dtype, device=p.device)
+        return cut_state(p, empty_state(optimizer.inner, whole))
     if isinstance(optimizer, torch.optim.AdamW):
         return {
             "step": torch.zeros((), device=p.device),
@@ -137,7 +147,7 @@ def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str
 
 def stored_state(
     optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, stored: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """Return a parameter's state, to be filled from files that describe it in ``stored``, by KIND/NAME."""
     if isinstance(optimizer, StateInShares):
         return optimizer.empty_state_of(parameter)
@@ -232,6 +242,8 @@ def restore_settings(optimizer: torch.optim.Optimizer, changed: Sequence[JsonObj
 
 
 def _is_adamw(optimizer: torch.optim.Optimizer) -> bool:
+    if isinstance(optimizer, WholeMatrices):
+        return _is_adamw(optimizer.inner)
     return isinstance(optimizer, torch.optim.AdamW) or hasattr(optimizer, "_new_buffer")  # in 8 bits
 
 

@@ -137,7 +137,7 @@ class LearnerState:
                 states = {name: stored_state(self._optimizer, tensors[name], name, stored) for name in trained}
             moments = {piece: tensor for name in states for piece, tensor in pieces(states[name], name).items()}
             filled = weights | self._stored(moments)
-            of_others = {name for name in stored if {name, f"/{name.partition('/')[2]}"} & everywhere}
+            of_others = {name for name in stored if {name, f"/{name.rpartition('/')[2]}"} & everywhere}
             if mismatch := match(stored, filled, of_others):
                 raise WhetError(
                     f"{folder} does not fit this learner: {mismatch}. Resume with the settings of model, LoRA, "
