@@ -30,7 +30,7 @@ QUICK = {
     "fsdp": ("llama", FSDP, {}),
     "fsdp, lora": ("qwen", FSDP, {"lora": True}),
     "tensor": ("qwen", TENSOR, {"distribution": TOP_P}),
-    "tensor, lora": ("qwen", TENSOR, {"lora": True}),
+    "tensor, dora": ("qwen2", TENSOR, DORA),
     "context": ("qwen", CONTEXT, {}),
 }
 """Two ranks: model, layout, and other fields of a ``Case``."""
@@ -41,6 +41,9 @@ THOROUGH_2 = {
     "context, dora, recomputed": ("qwen", CONTEXT, DORA | {"learner": RECOMPUTED}),
     "fsdp, qwen": ("qwen", FSDP, {"distribution": TOP_P}),
     "fsdp, dora": ("qwen", FSDP, DORA),
+    "tensor, lora": ("qwen", TENSOR, {"lora": True}),
+    "tensor, no sequence, dora": ("llama", TENSOR | {"sequence_parallel": False}, DORA),
+    "tensor, dora, recomputed": ("qwen", TENSOR, DORA | {"learner": RECOMPUTED}),
     "fsdp, value": ("qwen", FSDP, {"loss": "value"}),
     "fsdp, offload": ("llama", FSDP | {"cpu_offload": True}, {}),
     "fsdp, an idle rank": ("llama", FSDP, {"max_tokens": ENOUGH, "groups": 1}),
@@ -58,6 +61,8 @@ THOROUGH_4 = {
     "replicas and fsdp": ("qwen", {"replicas": 2, "fsdp": 2}, {}),
     "replicas and fsdp, lora": ("llama", {"replicas": 2, "fsdp": 2}, {"lora": True}),
     "replicas and fsdp, dora": ("qwen", {"replicas": 2, "fsdp": 2}, DORA),
+    "tensor and fsdp, dora": ("qwen", BOTH, DORA),
+    "tensor and context, dora": ("llama", CONTEXT | TENSOR, DORA),
     "fsdp 4": ("llama", {"fsdp": 4}, {}),
     "tensor and fsdp": ("qwen", BOTH, {}),
     "tensor and fsdp, llama": ("llama", BOTH, {"distribution": TOP_P, "loss": "entropy"}),

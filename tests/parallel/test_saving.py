@@ -78,6 +78,7 @@ MIXED = {
     "expert and fsdp": ("moe", {"fsdp": 4, "expert": 2}),
     "expert and replicas": ("moe", {"replicas": 2, "fsdp": 2, "expert": 2}),
     "pipeline and fsdp, dora": ("qwen", {"pipeline": 2, "fsdp": 2}, {"lora": True, "lora_settings": {"dora": True}}),
+    "tensor and fsdp, dora": ("llama", {"tensor": 2, "fsdp": 2}, {"lora": True, "lora_settings": {"dora": True}}),
     "megatron, tied": ("qwen", {"pipeline": 2, "tensor": 2}, MEGATRON),
     "megatron, experts": ("moe", {"context": 2, "tensor": 2, "expert": 2}, MEGATRON),
     "megatron, latent attention": ("one-sided", {"fsdp": 2, "tensor": 2, "expert": 2}, MEGATRON),

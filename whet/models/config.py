@@ -29,8 +29,8 @@ class LoraSettings(Config):
     rank_stabilized: bool = False
     """Scale B A by alpha / sqrt(rank) instead of alpha / rank (rsLoRA, arXiv 2312.03732)."""
     dora: bool = False
-    """Also train the norm of each row of the matrices: W' = m (W + s B A) / |W + s B A| (DoRA, arXiv 2402.09353). Not
-    with ``parallel.tensor``; needs ``weights.lora=merged``."""
+    """Also train the norm of each row of the matrices: W' = m (W + s B A) / |W + s B A| (DoRA, arXiv 2402.09353).
+    Needs ``weights.lora=merged``."""
     quantize: Literal["nf4"] | None = None
     """``nf4``: keep the linear layers of the frozen model in 4 bits (QLoRA, arXiv 2305.14314), in a seventh of the
     memory of float32. The learner computes with the rounded weights, and a generator gets them. Each rank has whole

@@ -1,7 +1,7 @@
 """Tensor parallelism: every matrix, the attention heads and the vocabulary are split over ranks (arXiv 1909.08053).
 
 The model's ``base_model_tp_plan`` defines how each matrix is split. With sequence parallelism each rank keeps, between
-the matrices, its part of the tokens (arXiv 2205.05198). Plain LoRA is split too: B of a column-parallel layer, A of a
+the matrices, its part of the tokens (arXiv 2205.05198). LoRA is split too: B of a column-parallel layer, A of a
 row-parallel one. Parameters become DTensors; activations between modules stay plain tensors, except for the inputs of
 attention and feed-forward. Routers, experts and vision towers are not split. Independent of FSDP.
 """
@@ -27,6 +27,7 @@ from torch.distributed.tensor.placement_types import Placement
 from whet.base.errors import WhetError
 from whet.models.attention.forest import NAME, decoder_of, unwrapped
 from whet.models.shards import Parameters, Vocabulary
+from whet.parallel.dora import SplitDora
 from whet.parallel.experts import routed
 from whet.parallel.parameters import local
 
@@ -56,7 +57,7 @@ def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool)
     for name, module in decoder.named_modules():
         kind = plan.get(re.sub(r"\.\d+\.", ".*.", name))
         if kind == "colwise":
-            styles |= _by_columns(name, module)
+            styles |= _by_columns(name, module, stream)
             takes_hidden.add(name.rpartition(".")[0])
         elif kind == "rowwise":
             styles |= _by_rows(name, module, stream)
@@ -107,14 +108,14 @@ def _plan(model: nn.Module, ranks: int) -> dict[str, str]:
     return plan
 
 
-def _by_columns(name: str, module: nn.Module) -> dict[str, ParallelStyle]:
+def _by_columns(name: str, module: nn.Module, stream: Placement) -> dict[str, ParallelStyle]:
     """Split a matrix so that every rank computes some of the outputs from all inputs."""
     if not hasattr(module, "base_layer"):
         return {name: ColwiseParallel()}
     styles: dict[str, ParallelStyle] = {f"{name}.base_layer": ColwiseParallel()}
     for adapter in _adapters(module):
         styles |= {f"{name}.lora_A.{adapter}": _Replicated(), f"{name}.lora_B.{adapter}": ColwiseParallel()}
-    return styles
+    return styles | _norms(name, module, SplitDora(True, stream))
 
 
 def _by_rows(name: str, module: nn.Module, stream: Placement) -> dict[str, ParallelStyle]:
@@ -125,7 +126,11 @@ def _by_rows(name: str, module: nn.Module, stream: Placement) -> dict[str, Paral
     for adapter in _adapters(module):
         styles[f"{name}.lora_A.{adapter}"] = RowwiseParallel(output_layouts=stream)
         styles[f"{name}.lora_B.{adapter}"] = _OnStream(stream)
-    return styles
+    return styles | _norms(name, module, SplitDora(False, stream))
+
+
+def _norms(name: str, module: Any, style: SplitDora) -> dict[str, ParallelStyle]:
+    return {f"{name}.lora_magnitude_vector.{adapter}": style for adapter in module.lora_magnitude_vector}
 
 
 _Inputs = tuple[object, ...]

@@ -95,11 +95,6 @@ def _problems_of_lora(recipe: "Recipe") -> Iterator[str]:
     for kind in ("dora", "experts", "quantize") if recipe.learner.type == "megatron" else ():
         if getattr(lora, kind):
             yield f"learner.type = megatron does not support model.lora.{kind}; leave it out, or set learner.type=torch"
-    if lora.dora and tensor > 1:
-        yield (
-            f"model.lora.dora = true trains the norms of whole rows, but parallel.tensor = {tensor} cuts rows; use "
-            "parallel.fsdp"
-        )
     if lora.quantize and tensor > 1:
         yield (
             f"model.lora.quantize = {lora.quantize} keeps layers whole on each rank, but parallel.tensor = {tensor} "
