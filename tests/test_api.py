@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,22 @@ def test_settings_next_to_a_recipe_that_is_a_value_are_refused(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
+def yielding(step: int, metrics: dict[str, Any]) -> Iterator[None]:
+    yield
+
+
+async def yielding_async(step: int, metrics: dict[str, Any]) -> AsyncIterator[None]:
+    yield
+
+
 @pytest.mark.parametrize(
     ("on_step", "words"),
     [
         (3, "on_step is 3; it must be a function of a step and a dict of its metrics"),
         (lambda step: None, r"on_step is called with .*, and <lambda>\(step\) can't be: too many positional"),
         (lambda step, metrics, name: None, "missing a required argument: 'name'"),
+        (yielding, r"on_step: yielding \(.*test_api.py:\d+\) contains `yield`, so a call runs no line of it"),
+        (yielding_async, "on_step: yielding_async .* contains `yield`"),
     ],
 )
 def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(

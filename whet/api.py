@@ -23,7 +23,7 @@ from whet.config.component import importing
 from whet.config.tree import DEFAULT, from_plain
 from whet.config.validation import issues_of
 from whet.models.config import check_models
-from whet.processes.user_code import user_traceback
+from whet.processes.user_code import check_runs, user_traceback
 from whet.run.evaluation import EvaluationConfig
 from whet.run.folder import check_free, from_mirror, is_url, new_folder
 from whet.run.interrupts import without_loop
@@ -237,6 +237,7 @@ def _check_on_step(on_step: object) -> None:
         return
     if not callable(on_step):
         raise ConfigError(f"on_step is {on_step!r}; it must be a function of a step and a dict of its metrics")
+    check_runs(on_step, f"on_step: {getattr(on_step, '__name__', type(on_step).__name__)}")
     try:
         signature = inspect.signature(on_step)
     except ValueError:  # a function in C without a signature

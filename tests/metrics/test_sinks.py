@@ -2,13 +2,16 @@ import builtins
 import importlib
 import io
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.show.runs import evaluation_values, train_values
-from whet.base.errors import WhetError
+from whet.base.errors import ConfigError, WhetError
 from whet.config import load
 from whet.config.issues import RecipeError
 from whet.metrics.sinks import OpenSinks, Sink, SinkConfig
@@ -88,6 +91,26 @@ def test_all_sinks_are_written_and_closing_closes_the_rest_when_one_fails(tmp_pa
         sinks.close()
     assert closed == [True]
     assert read_metrics(tmp_path / FILE)[0]["loss"] == 1.0
+
+
+@pytest.mark.parametrize("method", ["write", "finish_step", "close"])
+def test_a_sink_of_which_a_call_would_run_nothing_is_refused(tmp_path: Path, method: str) -> None:
+    async def unawaited(self: object, *args: object) -> None: ...
+
+    def yielding(self: object, *args: object) -> Iterator[None]:
+        yield
+
+    def none(self: object, *args: object) -> None: ...
+
+    for function, words in ((unawaited, "is `async`"), (yielding, "contains `yield`")):
+        sink = type("Own", (Sink,), {"write": none, method: function})
+
+        class Config(SinkConfig):
+            def open(self, folder: Path, recipe: dict[str, Any], resume_step: int | None = None) -> Sink:
+                return sink()  # noqa: B023
+
+        with pytest.raises(ConfigError, match=rf"Own\.{method} \(.*test_sinks.py:\d+\) {words}"):
+            OpenSinks.of([Config()], tmp_path, {})
 
 
 def test_sinks_that_opened_are_closed_when_a_later_one_does_not_open(tmp_path):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,10 @@ SMALL = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 8}
 
 def lowercase(text: str, letters: int) -> float:
     return sum("a" <= letter <= "z" for letter in text) / letters
+
+
+def yielding(text: str) -> Iterator[float]:
+    yield 1.0
 
 
 async def scored(text: str, row: dict) -> dict[str, float]:
@@ -179,6 +184,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         whet.train(**given, learning_rate=1e-5)
     with pytest.raises(RecipeError, match="algorithm is given as a value, which replaces the section"):
         whet.train(**given, algorithm=GRPO(), group_size=4)
+    with pytest.raises(ConfigError, match=r"the reward function yielding \(.*:\d+\) contains `yield`"):
+        whet.train(**given | {"reward": yielding})
+    with pytest.raises(ConfigError, match=r"data\.reward: yielding .* contains `yield`"):
+        FunctionTasks(path="not there", reward=f"{__name__}:yielding").tasks("train")
     with pytest.raises(ConfigError, match="no module 'nowhere'"):
         asyncio.run(FunctionTasks(path="x", reward="nowhere:reward").grade(Task("t", []), "a"))
     with pytest.raises(ConfigError, match=r"test_train_on_rows .* has no 'lowercas'.*Did you mean 'lowercase'"):

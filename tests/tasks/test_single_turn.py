@@ -176,6 +176,27 @@ def test_an_episode_of_plain_methods_is_played(make_is_async):
     assert hosted(PlaysLater() if make_is_async else Plays()).reward == 1.0
 
 
+class Yields(Turns):
+    """An episode whose ``close`` contains ``yield``."""
+
+    def close(self):
+        yield
+
+
+def test_a_function_that_yields_is_an_error_because_a_call_runs_no_line_of_it():
+    class Makes(Plain):
+        def make(self, task):
+            return Yields(*GOOD)
+
+    class Closes(Plain):
+        async def close(self):
+            yield
+
+    for environments, name in ((Makes(), "Yields"), (Closes(), "Closes")):
+        with pytest.raises(ConfigError, match=rf"{name}\.close \(.*:\d+\) contains `yield`"):
+            hosted(environments)
+
+
 @pytest.mark.parametrize(
     ("made", "says"),
     [

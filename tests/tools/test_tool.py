@@ -1,7 +1,7 @@
 """Functions and objects as tools: their schemas, the validation of arguments, and errors."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal, Optional
 
 import pytest
@@ -155,10 +155,15 @@ def odd_type(a: asyncio.Lock) -> int:
     return 0
 
 
+async def yielding(a: int) -> AsyncIterator[int]:
+    """Yields."""
+    yield a
+
+
 @pytest.mark.parametrize(
     ("function", "why"),
     [(no_docstring, "no docstring"), (no_type, "give it a type"), (many_types, "remove \\*"),
-     (odd_type, "without a form in JSON"), (lambda: 3, "no docstring")],
+     (odd_type, "without a form in JSON"), (lambda: 3, "no docstring"), (yielding, "is `async` and contains `yield`")],
 )  # fmt: skip
 def test_functions_without_a_schema_are_refused(function: Callable[..., Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):

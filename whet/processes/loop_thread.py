@@ -22,7 +22,7 @@ from typing import Generic, TypeVar, TypeVarTuple, cast
 
 from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
-from whet.processes.user_code import brief, user_frames
+from whet.processes.user_code import brief, check_ran, user_frames
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -153,6 +153,7 @@ def format_error(error: BaseException) -> str:
 async def _contained(call: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> Outcome[T]:
     try:
         result = call(*args)
+        check_ran(result)
         return Outcome(await result if inspect.isawaitable(result) else result)
     except Exception as error:
         return Outcome(error=error)

@@ -5,14 +5,18 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import AsyncGeneratorType, GeneratorType, TracebackType
 
 import whet
+from whet.base.errors import ConfigError
 
 _OTHERS = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     | {str(Path(whet.__file__).parent), "<frozen"}
 )
+
+_YIELDS = "contains `yield`, so a call runs no line of it; write a function without `yield`"
+_ASYNC = "is `async`, but is called as a plain function, which runs no line of it; write `def` in place of `async def`"
 
 _LONGEST, _BEGINNING, _END = 4000, 2000, 1000  # characters of an exception's text
 
@@ -31,6 +35,24 @@ def place_of_function(function: Callable[..., object], name: str) -> str:
     """Return ``"name (FILE:LINE)"`` of a function, for error messages."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return name + (f" ({code.co_filename}:{code.co_firstlineno})" if code else "")
+
+
+def check_runs(function: object, name: str, awaited: bool = True) -> None:
+    """Raise ``ConfigError`` for a function of which a call runs no line: it contains ``yield``, or it is ``async`` and
+    its result is not ``awaited``. ``name`` is its name for the message."""
+    if not callable(function):
+        return
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{place_of_function(function, name)} {_YIELDS}")
+    if not awaited and inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{place_of_function(function, name)} {_ASYNC}")
+
+
+def check_ran(result: object) -> None:
+    """Raise ``ConfigError`` if a function returned a generator, because it contains ``yield``."""
+    if isinstance(result, GeneratorType | AsyncGeneratorType):
+        code = result.gi_code if isinstance(result, GeneratorType) else result.ag_code
+        raise ConfigError(f"{result.__qualname__} ({code.co_filename}:{code.co_firstlineno}) {_YIELDS}")
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -28,7 +28,7 @@ from whet.base.strict_json import JsonObject
 from whet.config.entry_points import EntryPoints
 from whet.core.types import D, Group, Message, Task
 from whet.data.base import Data
-from whet.processes.user_code import place_of
+from whet.processes.user_code import check_ran, place_of
 from whet.tasks.cases import Answer, Case
 from whet.tasks.scores import NamedScores
 
@@ -115,8 +115,10 @@ async def called(call: Callable[[*Ts], Coroutine[object, object, T]], *args: *Ts
 @overload
 async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T: ...
 async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
-    """Return ``call(*args)`` of a user's function, awaited if the function is ``async``."""
+    """Return ``call(*args)`` of a user's function, awaited if the function is ``async``. Raises ``ConfigError`` for a
+    function that contains ``yield``."""
     result = call(*args)
+    check_ran(result)
     return await result if inspect.isawaitable(result) else result
 
 

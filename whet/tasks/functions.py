@@ -12,7 +12,7 @@ from typing import Any
 from whet.base.errors import ConfigError
 from whet.config.component import ComponentError, component_path, import_path
 from whet.core.types import Task
-from whet.processes.user_code import place_of_function
+from whet.processes.user_code import check_runs, place_of_function
 from whet.tasks.base import Grade, called
 from whet.tasks.prompts import PromptRow, Prompts
 from whet.tasks.splits import Split
@@ -71,6 +71,7 @@ class FunctionTasks(Prompts):
             raise ConfigError(f"data.reward: {error}{hint}") from None
         if not callable(function):
             raise ConfigError(f"data.reward: {self.reward} is not a function")
+        check_runs(function, f"data.reward: {_name(function)}")
         return function
 
     def warnings(self) -> list[str]:
@@ -126,9 +127,10 @@ def _name(function: Callable[..., object]) -> str:
 
 def name_of(function: Callable[..., object]) -> str:
     """Return the name by which ``FunctionTasks.reward`` finds the function: its path, or, if it can't be imported, a
-    name that is valid in this process only. Raises ``ConfigError`` if it can't be called."""
+    name that is valid in this process only. Raises ``ConfigError`` if it can't be called or contains ``yield``."""
     if not callable(function):
         raise ConfigError(f"reward is {function!r}; it must be a function of the model's answer")
+    check_runs(function, f"the reward function {_name(function)}")
     path = component_path(function) if inspect.isroutine(function) else f"<{type(function).__name__}>"
     try:
         if not path.startswith("__main__:") and "<" not in path and import_path(path) is function:

@@ -17,7 +17,7 @@ from typing import cast
 from whet.base.errors import DataError
 from whet.core.types import Group, Message, Task
 from whet.processes.loop_thread import LoopThread
-from whet.processes.user_code import place_of
+from whet.processes.user_code import check_runs, place_of
 from whet.tasks.base import Address, AskPolicy, Environment, Environments, Observation, Program, Step, called
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ class IsolatedEnvironments(Environments):
     """The given environments, with all of their code on one thread."""
 
     def __init__(self, environments: Environments) -> None:
+        check_runs(environments.close, f"{type(environments).__name__}.close")  # not when the run ends
         self._environments, self._thread = environments, LoopThread("whet-environments")
 
     def make(self, task: Task) -> "IsolatedEnvironment":

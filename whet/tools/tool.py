@@ -168,6 +168,10 @@ def _interface(function: Callable[..., object], bound: bool) -> _Interface:
             raise ConfigError(
                 f"the tool {name} has the parameter {parameter}; give it a type, and remove * and / from the signature"
             )
+    if inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"the tool {name} is `async` and contains `yield`; return a list of texts, or leave out `async`"
+        )
     if not description:
         raise ConfigError(f"the tool {name} has no docstring: describe in it what the tool does, for the model")
 

@@ -15,6 +15,7 @@ from typing import Literal
 from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.config.entry_points import EntryPoints
+from whet.processes.user_code import check_runs
 
 SINKS = EntryPoints("whet.sinks")
 """The sinks that a recipe can name: the sinks of whet and of every installed distribution."""
@@ -62,8 +63,11 @@ class OpenSinks:
         with contextlib.ExitStack() as stack:
             sinks = []
             for config in configs:
-                sinks.append(config.open(folder, recipe, resume_step))
-                stack.callback(sinks[-1].close)
+                sink = config.open(folder, recipe, resume_step)
+                for method in ("write", "finish_step", "close"):
+                    check_runs(getattr(sink, method), f"{type(sink).__name__}.{method}", awaited=False)
+                sinks.append(sink)
+                stack.callback(sink.close)
             stack.pop_all()  # all are open: the caller closes them
         return cls(sinks)
 
