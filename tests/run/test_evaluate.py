@@ -3,8 +3,10 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from whet.run.evaluate import Report, evaluate, evaluate_tasks
 from whet.run.evaluation import EvaluationConfig
 from whet.run.run import start
 from whet.show.facts import Summary
+from whet.tasks import isolated
+from whet.tasks.episodes import SingleTurn
 from whet.tasks.isolated import IsolatedEnvironments
 
 FAILING_TWICE = {f"toy/test/{i}": 2 for i in range(12)}
@@ -89,6 +93,57 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_an_evaluation_that_hangs_meets_its_deadline(tiny_model: Path) -> None:
     with pytest.raises(DeadlineError, match=r"evaluation\.deadline = 0\.3 s"):
         measured(tiny_model, Hanging(), deadline=0.3)
+
+
+class Unclosed(SingleTurn):
+    async def close(self) -> None:
+        await asyncio.sleep(60)
+
+
+class Unclosing(Lowercase):
+    """Closing an episode never comes to an end."""
+
+    def make(self, task: Task) -> Unclosed:
+        return Unclosed(self, task)
+
+
+def test_episodes_that_do_not_close_are_named_and_count(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(isolated, "_SLOWEST", 0.1)
+    assert measured(tiny_model, Unclosing(), concurrency=1) == measured(tiny_model, Lowercase())
+    (said,) = warnings(caplog)
+    assert re.match(r"Unclosed\.close \(.*test_evaluate.py:\d+\) has not ended after 0\.1 s", said)
+
+
+class Blocking(Lowercase):
+    """One grade fails, and then the others block the thread of the environments."""
+
+    def grade(self, task: Task, answer: str) -> Any:
+        if not task.uid.endswith("/3"):
+            return self.blocked()
+        FAILED.set()
+        raise OSError("the grader is away")
+
+    async def blocked(self) -> float:
+        while not FAILED.is_set():
+            await asyncio.sleep(0.001)
+        RELEASED.wait(60)
+        ENDED.append(RELEASED.is_set())
+        return 1.0
+
+
+FAILED, RELEASED, ENDED = Event(), Event(), list[bool]()
+
+
+def test_an_episode_that_failed_waits_for_no_other_to_say_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "_GIVEN_UP", 0.1)
+    try:
+        with pytest.raises(DataError, match=r"evaluation of toy/test/3 failed: .*the grader is away"):
+            measured(tiny_model, Blocking(), retries=0)
+        assert not ENDED
+    finally:
+        RELEASED.set()
 
 
 def test_a_recipe_can_be_evaluated_without_a_run(tiny_model: Path) -> None:

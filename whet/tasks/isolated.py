@@ -9,21 +9,21 @@ The caller sets the time limits of calls.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable
 from typing import cast
 
 from whet.base.errors import DataError
 from whet.core.types import Group, Message, Task
-from whet.processes.loop_thread import LoopThread
+from whet.processes.loop_thread import LoopThread, format_error
 from whet.processes.user_code import check_runs, place_of
 from whet.tasks.base import Address, AskPolicy, Environment, Environments, Observation, Program, Step, called
 
 log = logging.getLogger(__name__)
 
 _CLOSING = 10.0  # seconds in which environments must close
-_GIVEN_UP = 2.0  # the same for a cancelled episode, and for environments whose code is blocked
+_GIVEN_UP = 2.0  # the same for a failed or cancelled episode, and for environments whose code is blocked
+_SLOWEST = 60.0  # the same for an episode that ended well; what blocks the thread meanwhile doesn't count
 
 
 class IsolatedEnvironments(Environments):
@@ -32,13 +32,14 @@ class IsolatedEnvironments(Environments):
     def __init__(self, environments: Environments) -> None:
         check_runs(environments.close, f"{type(environments).__name__}.close")  # not when the run ends
         self._environments, self._thread = environments, LoopThread("whet-environments")
+        self._endings = _Endings(self._thread)
 
     def make(self, task: Task) -> "IsolatedEnvironment":
-        return IsolatedEnvironment(self._environments, task, self._thread)
+        return IsolatedEnvironment(self._environments, task, self._thread, self._endings)
 
     def program_for(self, task: Task) -> "IsolatedProgram | None":
         program = self._environments.program_for(task)
-        return None if program is None else IsolatedProgram(program, self._thread)
+        return None if program is None else IsolatedProgram(program, self._thread, self._endings)
 
     def use_policy(self, ask: AskPolicy) -> None:
         """Let the environments ask the policy, which answers in the running event loop."""
@@ -71,6 +72,7 @@ class IsolatedEnvironments(Environments):
         return self._environments.restarts
 
     async def close(self) -> None:
+        await self._endings.wait()
         seconds = _CLOSING if self.blocked_at() is None else _GIVEN_UP
         try:
             async with asyncio.timeout(seconds):
@@ -81,28 +83,81 @@ class IsolatedEnvironments(Environments):
             await self._thread.close()
 
 
+class _Endings:
+    """Closes episodes. One that does not close in time is still closing while the run continues, so that neither its
+    result nor the error with which it failed waits."""
+
+    def __init__(self, thread: LoopThread) -> None:
+        self._thread, self._open, self._slow = thread, set[asyncio.Task[None]](), set[type]()
+
+    async def close(self, episode: Environment | Program, failed: bool) -> None:
+        """Close an episode: at most two seconds are waited for one that failed or was cancelled, whose errors of
+        closing are only logged."""
+        current = asyncio.current_task()
+        given_up = failed or (current is not None and current.cancelling() > 0)
+        job = asyncio.create_task(self._close(episode, given_up))
+        self._open.add(job)
+        job.add_done_callback(self._ended)
+        while not (await asyncio.wait([job], timeout=_GIVEN_UP if given_up else _SLOWEST))[0]:
+            if given_up:
+                return
+            if self._thread.blocked_at() is None:
+                self._warn(type(episode))
+                return
+        job.result()
+
+    async def wait(self) -> None:
+        """Wait at most two seconds for episodes that are still closing."""
+        if self._open and self._thread.blocked_at() is None:
+            await asyncio.wait(self._open, timeout=_GIVEN_UP)
+
+    async def _close(self, episode: Environment | Program, given_up: bool) -> None:
+        try:
+            await self._thread.run(episode.close)
+        except Exception as error:
+            if not given_up:
+                raise
+            log.info("an episode that failed could not be closed: %s", format_error(error))
+
+    def _ended(self, job: asyncio.Task[None]) -> None:
+        self._open.discard(job)
+        if not job.cancelled():
+            job.exception()  # which asyncio would print if the episode doesn't wait for it
+
+    def _warn(self, kind: type) -> None:
+        if kind not in self._slow:
+            self._slow.add(kind)
+            log.warning("%s has not ended after %g s; its episodes don't wait", place_of(kind, "close"), _SLOWEST)
+
+
 class IsolatedProgram(Program):
     """An episode that a program of the environments runs."""
 
-    def __init__(self, program: Program, thread: LoopThread) -> None:
-        self._program, self._thread = program, thread
+    def __init__(self, program: Program, thread: LoopThread, endings: _Endings) -> None:
+        self._program, self._thread, self._endings, self._failed = program, thread, endings, True
 
     async def run(self, address: Address) -> Step:
-        return await self._thread.run(self._program.run, address)
+        step = await self._thread.run(self._program.run, address)
+        self._failed = False
+        return step
 
     async def close(self) -> None:
-        await self._thread.run(self._program.close)
+        await self._endings.close(self._program, self._failed)
 
 
 class IsolatedEnvironment(Environment):
     """An episode of the environments, which is made when it starts."""
 
-    def __init__(self, environments: Environments, task: Task, thread: LoopThread) -> None:
-        self._environments, self._task, self._thread = environments, task, thread
+    def __init__(self, environments: Environments, task: Task, thread: LoopThread, endings: _Endings) -> None:
+        self._environments, self._task, self._thread, self._endings = environments, task, thread, endings
         self._environment: Environment | None = None
+        self._failed = False  # by what ``start`` or ``step`` raised
 
     async def start(self) -> Observation:
-        return await self._thread.run(self._start)
+        self._failed = True
+        observation = await self._thread.run(self._start)
+        self._failed = False
+        return observation
 
     async def _start(self) -> Observation:
         made = await called(lambda: cast(Environment | Awaitable[Environment], self._environments.make(self._task)))
@@ -117,18 +172,14 @@ class IsolatedEnvironment(Environment):
 
     async def step(self, reply: Message) -> Step:
         assert self._environment is not None, "start comes first"
+        self._failed = True
         step = await self._thread.run(self._environment.step, reply)
         if not isinstance(step, Step):
             where = place_of(type(self._environment), "step")
             raise DataError(f"{where} must return a Step, as in Step(reward=1.0, done=True), not {step!r}")
+        self._failed = False
         return step
 
     async def close(self) -> None:
-        """Close the episode: without a time limit, or within two seconds if it was cancelled."""
-        if self._environment is None:
-            return
-        task = asyncio.current_task()
-        given_up = task is not None and task.cancelling() > 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GIVEN_UP if given_up else None):
-                await self._thread.run(self._environment.close)
+        if self._environment is not None:
+            await self._endings.close(self._environment, self._failed)
