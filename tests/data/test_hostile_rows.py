@@ -42,6 +42,7 @@ WRONG = {
     "content is null": '[{"role": "user", "content": null}]',
     "content is a sound": '[{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]',
     "no role": '[{"content": "x"}]',
+    "mistyped role": '[{"role": "usr", "content": "x"}]',
     "role is a number": '[{"role": 3, "content": "x"}]',
 }
 

@@ -177,6 +177,13 @@ def test_an_environment_that_gives_no_messages_is_named_as_such() -> None:
     with pytest.raises(DataError, match="environment of episode e must give a list of messages, not 'more'"):
         play(Text())
 
+    class Mistyped(Echo):
+        async def start(self) -> Observation:
+            return Observation([{"role": "asistant", "content": "?"}])
+
+    with pytest.raises(DataError, match="environment of episode e gives the model must have the role 'assistant' in"):
+        play(Mistyped())
+
 
 def test_an_environment_that_changes_the_reply_changes_no_conversation() -> None:
     class Clears(Echo):

@@ -41,6 +41,8 @@ class Sum:
 
 def test_the_data_of_typed_tasks_come_back_by_name(tmp_path: Path) -> None:
     keep_groups(tmp_path, 1, [Group("0000001:a", Task("a", [], Sum((1, 2), "3")), [])])
+    with pytest.raises(DataError, match=r"task 'b': its data must be values that JSON can hold: .*'object'"):
+        keep_groups(tmp_path, 2, [Group("0000001:b", Task("b", [], {"x": object()}), [])])
     (group,) = kept_groups(tmp_path, 1)
     assert group.task.columns == {"terms": [1, 2], "answer": "3"}
 

@@ -30,6 +30,10 @@ ROWS = [{"prompt": f"Write {n} letters.", "letters": n} for n in range(2, 22)]
 SMALL = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 8}
 
 
+ITSELF: list[object] = []
+ITSELF.append(ITSELF)
+
+
 def lowercase(text: str, letters: int) -> float:
     return sum("a" <= letter <= "z" for letter in text) / letters
 
@@ -166,6 +170,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         whet.train(**given | {"data": tmp_path / "rows.jsonl"})
     with pytest.raises(DataError, match="row 0 of test: field 'prompt' must be a text or a list of messages"):
         whet.train(**given | {"test": [{"prompt": 3}]})
+    with pytest.raises(DataError, match=r"row 0 of data: field 'prompt\[0\]' must have the role 'user' in place"):
+        whet.train(**given | {"data": [{"prompt": ({"role": "usr", "content": "?"},)}]})
+    with pytest.raises(DataError, match="row 1 of data has a value that contains itself"):
+        whet.train(**given | {"data": [ROWS[0], {"prompt": "?", "itself": ITSELF}]})
     with pytest.raises(DataError, match="row 0 of data is a str; it must be a dict"):
         whet.train(**given | {"data": ["What is 2 + 2?"]})
     with pytest.raises(DataError, match="data is a dict; it must be a list of dicts"):

@@ -25,6 +25,9 @@ class Own(Lowercase):
 MADE: list[Callable[[], object]] = []
 
 
+SAID = {"role": "user", "content": "What is 2 + 2?"}
+
+
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -35,6 +38,12 @@ MADE: list[Callable[[], object]] = []
         (lambda: [task([{"role": "user", "content": None}])], "the prompt of task 't' must be a list of messages"),
         (lambda: [task([], "u"), task([]), task([])], "tasks 1 and 2 of the split 'train' have the same uid 't'"),
         (lambda: [task(["What is 2 + 2?"])], r"the prompt of task 't' must be a list of messages, .* not \['What is"),
+        (lambda: [task([SAID | {"role": "usr"}])], "a message of task 't' must have the role 'user' in place of 'usr'"),
+        (
+            lambda: [task([SAID | {"by": {1: object()}}])],
+            "a message of task 't' must have values that JSON can hold",
+        ),
+        (lambda: [task([SAID | {"by": MADE}])], "a message of task 't' must have values that JSON can hold, and 'by'"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(made: Callable[[], object], words: str) -> None:

@@ -33,10 +33,20 @@ def as_rows(data: Iterable[Mapping[str, object]], name: str = "data") -> list[Pl
         where = f"row {number} of {name}"
         if not isinstance(row, Mapping):
             raise DataError(f"{where} is a {type(row).__name__}; it must be a dict of columns")
-        rows.append((where, dict(row)))
+        try:
+            rows.append((where, {name: _in_lists(value) for name, value in row.items()}))
+        except RecursionError:
+            raise DataError(f"{where} has a value that contains itself, or is nested too deeply") from None
     if not rows:
         raise DataError(f"{name} has no rows")
     return rows
+
+
+def _in_lists(value: object) -> object:
+    """Return the value with lists in place of tuples, as a file would have them."""
+    if isinstance(value, list | tuple):
+        return [_in_lists(each) for each in value]
+    return {name: _in_lists(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 def write_rows(path: Path, rows: Sequence[Placed]) -> None:

@@ -9,6 +9,7 @@ from pydantic_core.core_schema import no_info_plain_validator_function
 
 from whet.base.strict_json import STRICT, JsonObject
 from whet.core.content import content_of, text_of, words_of
+from whet.core.roles import problem_of
 from whet.core.types import Message
 from whet.data.row import unicode
 
@@ -33,6 +34,8 @@ Messages = Annotated[list[Message], read_by(messages_of)]
 def _message(item: object) -> Message:
     match item:
         case {"role": str(role), "content": content}:
+            if problem := problem_of({"role": role}):
+                raise ValueError(problem)
             read = content_of(content)
             return {"role": role, "content": text_of(read) if role == "assistant" else read}
     raise ValueError("must be a list of messages, each with a 'role' and a 'content'")

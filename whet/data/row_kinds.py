@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from whet.base.strict_json import STRICT, JsonObject
 from whet.core.content import content_of, image_urls, words_of
+from whet.core.roles import problem_of
 from whet.core.types import Message
 from whet.data.forms import conversation
 from whet.data.image_rows import data_part, with_images
@@ -22,6 +23,8 @@ def _message(value: dict[str, object]) -> dict[str, object]:
     calls, content = value.get("tool_calls"), value.get("content")
     if not isinstance(value.get("role"), str):
         raise ValueError("must be a message with a 'role' and a 'content'")
+    if problem := problem_of({"role": value["role"]}):
+        raise ValueError(problem)
     if calls is not None and not (isinstance(calls, list) and all(map(is_call, calls))):
         raise ValueError("must hold 'tool_calls' that are a list of calls with the name of a function")
     if content is None and calls:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from whet.base.errors import CallError, DataError, WhetError
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
+from whet.core.roles import problem_of
 from whet.core.types import Episode, Message, Status, Task
 from whet.endpoint.conversations import Conversations
 from whet.engines.base import Engine
@@ -128,7 +129,8 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
 
 
 def _checked(messages: Sequence[Message], where: str) -> Sequence[Message]:
-    """Return the messages that an environment gives the model. Raises ``DataError`` if there are none."""
+    """Return the messages that an environment gives the model. Raises ``DataError`` if there are none,
+    and for a mistyped role or a value that can't be recorded."""
     if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
         raise DataError(f"the environment {where} must give a list of messages, not {reprlib.repr(messages)}")
     if not messages:
@@ -136,6 +138,8 @@ def _checked(messages: Sequence[Message], where: str) -> Sequence[Message]:
             f"the environment {where} gives the model no message to reply to: start returns Observation(messages), and "
             "a step returns further messages or done=True"
         )
+    if problem := next(filter(None, map(problem_of, messages)), None):
+        raise DataError(f"a message that the environment {where} gives the model {problem}")
     return messages
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from whet.base.errors import DataError
 from whet.base.files import replacing
@@ -28,7 +28,10 @@ def keep_groups(folder: Path, step: int, groups: list[Group]) -> None:
 
 
 def _saved(group: Group) -> dict[str, object]:
-    task = to_jsonable_python(replace(group.task, data=group.task.columns))
+    try:
+        task = to_jsonable_python(replace(group.task, data=group.task.columns))
+    except (PydanticSerializationError, ValueError) as problem:  # the second for data that contain themselves
+        raise DataError(f"task {group.task.uid!r}: its data must be values that JSON can hold: {problem}") from None
     return {"uid": group.uid, "task": task, "episodes": [episode.to_json() for episode in group.episodes]}
 
 

@@ -5,6 +5,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 
 from whet.base.errors import DataError
+from whet.core.roles import problem_of
 from whet.core.types import Task
 from whet.processes.user_code import place_of
 from whet.tasks.base import TaskSet
@@ -15,7 +16,7 @@ _REMEMBERED = 200_000  # uids that are compared; a task set may have millions
 
 def tasks_of(taskset: TaskSet, split: str) -> Sequence[Task]:
     """Return ``taskset.tasks(split)``. Raises ``DataError`` unless these are tasks whose prompts are messages, with
-    separate uids."""
+    separate uids, and for a mistyped role."""
     tasks: object = taskset.tasks(split)
     where = place_of(type(taskset), "tasks")
     if not isinstance(tasks, Sequence) or isinstance(tasks, str):
@@ -29,6 +30,8 @@ def tasks_of(taskset: TaskSet, split: str) -> Sequence[Task]:
                 f"{where}: the prompt of task {task.uid!r} must be a list of messages, as in {_EXAMPLE}, not "
                 f"{_shown(task.prompt)}"
             )
+        if problem := next(filter(None, map(problem_of, task.prompt)), None):
+            raise DataError(f"{where}: a message of task {task.uid!r} {problem}")
         if number < _REMEMBERED and (first := numbers.setdefault(task.uid, number)) != number:
             raise DataError(
                 f"{where}: tasks {first} and {number} of the split {split!r} have the same uid {task.uid!r}, by which "
