@@ -195,7 +195,6 @@ def test_a_reward_models_head_learns_on_a_quantized_model(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"parallel": {"tensor": 2}}, "keeps layers whole on each rank, but parallel.tensor = 2 cuts them"),
         ({"learner": {"compile": True}}, "model.lora.quantize = nf4 computes layers in a way that"),
         ({"learner": {"type": "megatron"}}, "learner.type = megatron does not support model.lora"),
         ({"learner": {"float8": True}}, "learner.float8 = true needs precision = bfloat16, one rank, and no LoRA"),

@@ -18,6 +18,7 @@ WIDE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
+    "attention_bias": True,
 }
 YARN = {
     "rope_type": "yarn",
@@ -30,11 +31,11 @@ YARN = {
 
 
 def save(folder: Path, model: PreTrainedModel) -> Path:
-    """Save a model with norm weights that bfloat16 can't represent, unlike the initial ones."""
+    """Save a model with weights of norms that bfloat16 can't represent, and biases, unlike the initial ones."""
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith("bias"):
                 parameter += 0.1 * torch.randn(parameter.shape, generator=random)
     return save_model(folder, model)
 
@@ -52,7 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny models by name, with two layers unless the name says more: Llama with an untied head; Qwen2 with biases;
     Qwen3 with tied embeddings and norms of queries and keys; Gemma 3 with sliding windows and norms that compute in
     float32; mixtures of experts, of which DeepSeek's router computes in float32; models that read images. "wide" is
-    Qwen3 with a hidden size of 128."""
+    Qwen3 with biases and a hidden size of 128."""
     folder = tmp_path_factory.mktemp("models")
     for family in VISION:
         save_tiny_vision(folder / family, family)

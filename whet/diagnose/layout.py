@@ -59,12 +59,12 @@ def lay_out(
         scorer, _ = parallelize(build, ranks, bfloat16=precision == "bfloat16", trains=train)
         parameters = list(scorer.parameters())
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        layers = list(quantized_layers(scorer).values())
-        numbers = [layer.in_features * layer.out_features for layer in layers]
+        layers = [(local(layer.packed), local(layer.scales)) for layer in quantized_layers(scorer).values()]
+        numbers = [2 * packed.numel() for packed, _ in layers]
         count = _before_fsdp if whole else _numbers
     return Shard(
         sum(count(parameter) * parameter.element_size() for parameter in parameters)
-        + sum(layer.packed.nbytes + layer.scales.nbytes for layer in layers),
+        + sum(packed.nbytes + scales.nbytes for packed, scales in layers),
         sum(count(parameter) for parameter in trained),
         sum(_numbers(parameter) for parameter in trained),
         sum(numbers),

@@ -33,8 +33,8 @@ class LoraSettings(Config):
     Needs ``weights.lora=merged``."""
     quantize: Literal["nf4"] | None = None
     """``nf4``: keep the linear layers of the frozen model in 4 bits (QLoRA, arXiv 2305.14314), in a seventh of the
-    memory of float32. The learner computes with the rounded weights, and a generator gets them. Each rank has whole
-    layers. Dense models, not with ``parallel.tensor``; needs ``whet[qlora]``."""
+    memory of float32. The learner computes with the rounded weights, and a generator gets them. FSDP does not
+    shard these layers. For dense models; needs ``whet[qlora]``."""
 
     @property
     def scaled_alpha(self) -> float:

@@ -30,8 +30,8 @@ _AT_ONCE = 2**16  # weights that are quantized together, so that they stay in th
 class QuantizedLinear(nn.Linear):
     """A linear layer whose frozen weights are stored in 4 bits."""
 
-    packed: Tensor  # [weights / 2] uint8, two weights each
-    scales: Tensor  # [blocks] float32
+    packed: Tensor  # uint8, two weights each: [outputs, inputs / 2] if rows have whole blocks, else [weights / 2]
+    scales: Tensor  # float32, [outputs, inputs / BLOCK] or [blocks]
 
     def __init__(self, linear: nn.Linear, packed: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
         """``linear`` gives the sizes and the bias, ``dtype`` the type of the restored weights."""
@@ -45,12 +45,7 @@ class QuantizedLinear(nn.Linear):
 
     def restored(self) -> Tensor:
         """Return the weights, [outputs, inputs]."""
-        shape = [self.out_features, self.in_features]
-        if self.packed.device.type == "meta":
-            return self.weight.new_empty(shape)
-        operation = torch.ops.bitsandbytes.dequantize_4bit
-        weight: Tensor = operation(self.packed, self.scales, BLOCK, "nf4", shape, torch.float32)
-        return weight.to(self.weight.dtype)
+        return restore(self.packed, self.scales, [self.out_features, self.in_features], self.weight.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scales = self.scales
@@ -60,26 +55,40 @@ class QuantizedLinear(nn.Linear):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        product: Tensor = _Product.apply(x, self)
-        return product
+        return product(x, self.restored, self.bias)
+
+
+def restore(packed: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
+    """Return weights of a ``shape`` from their packed form."""
+    if packed.device.type == "meta":
+        return torch.empty(shape, dtype=dtype, device="meta")
+    operation = torch.ops.bitsandbytes.dequantize_4bit
+    weight: Tensor = operation(packed.reshape(-1), scales.reshape(-1), BLOCK, "nf4", shape, torch.float32)
+    return weight.to(dtype)
+
+
+def product(x: Tensor, restored: Callable[[], Tensor], bias: Tensor | None) -> Tensor:
+    """Return the product with frozen weights [outputs, inputs], plus a frozen bias, in autocast's dtype or that of the
+    input. [..., inputs] -> [..., outputs]"""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    result: Tensor = _Product.apply(x, restored, bias)
+    return result
 
 
 class _Product(torch.autograd.Function):
-    """The product with a layer's weights, which are computed again in the backward pass instead of being kept."""
+    """The product with weights that are computed again in the backward pass instead of being kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear) -> Tensor:
-        ctx.layer = layer
-        bias = None if layer.bias is None else layer.bias.to(x.dtype)
-        return nn.functional.linear(x, layer.restored().to(x.dtype), bias)
+    def forward(ctx: Any, x: Tensor, restored: Callable[[], Tensor], bias: Tensor | None) -> Tensor:
+        ctx.restored = restored
+        return nn.functional.linear(x, restored().to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
-        layer: QuantizedLinear = ctx.layer  # type: ignore[attr-defined]
-        return gradient @ layer.restored().to(gradient.dtype), None
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        restored: Callable[[], Tensor] = ctx.restored  # type: ignore[attr-defined]
+        return gradient @ restored().to(gradient.dtype), None, None
 
 
 def linears_to_quantize(model: nn.Module) -> dict[str, nn.Linear]:
@@ -124,12 +133,21 @@ def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return a layer's packed weights and scales."""
     if weight.device.type == "meta":
         packed = torch.empty(-(-weight.numel() // 2), dtype=torch.uint8, device="meta")
-        return packed, torch.empty(-(-weight.numel() // BLOCK), dtype=torch.float32, device="meta")
+        scales = torch.empty(-(-weight.numel() // BLOCK), dtype=torch.float32, device="meta")
+        return _by_rows(packed, scales, weight)
     parts = [
         torch.ops.bitsandbytes.quantize_4bit(part.float(), BLOCK, "nf4", torch.uint8)
         for part in weight.reshape(-1).split(_AT_ONCE)
     ]
-    return torch.cat([packed.view(-1) for packed, _ in parts]), torch.cat([scales for _, scales in parts])
+    packed, scales = torch.cat([packed.view(-1) for packed, _ in parts]), torch.cat([scales for _, scales in parts])
+    return _by_rows(packed, scales, weight)
+
+
+def _by_rows(packed: Tensor, scales: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the packed weights and the scales of each row, if no block is in two rows."""
+    if weight.shape[1] % BLOCK:
+        return packed, scales
+    return packed.view(len(weight), -1), scales.view(len(weight), -1)
 
 
 def dequantize(model: "PreTrainedModel") -> None:

@@ -26,10 +26,12 @@ from torch.distributed.tensor.placement_types import Placement
 
 from whet.base.errors import WhetError
 from whet.models.attention.forest import NAME, decoder_of, unwrapped
+from whet.models.quantized import QuantizedLinear
 from whet.models.shards import Parameters, Vocabulary
 from whet.parallel.dora import SplitDora
 from whet.parallel.experts import routed
 from whet.parallel.parameters import local
+from whet.parallel.quantized import SplitQuantized
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import BaseModelOutput
@@ -108,21 +110,22 @@ def _plan(model: nn.Module, ranks: int) -> dict[str, str]:
     return plan
 
 
-def _by_columns(name: str, module: nn.Module, stream: Placement) -> dict[str, ParallelStyle]:
+def _by_columns(name: str, module: Any, stream: Placement) -> dict[str, ParallelStyle]:
     """Split a matrix so that every rank computes some of the outputs from all inputs."""
     if not hasattr(module, "base_layer"):
-        return {name: ColwiseParallel()}
-    styles: dict[str, ParallelStyle] = {f"{name}.base_layer": ColwiseParallel()}
+        return {name: SplitQuantized(name, 0, stream) if isinstance(module, QuantizedLinear) else ColwiseParallel()}
+    styles = _by_columns(f"{name}.base_layer", module.base_layer, stream)
     for adapter in _adapters(module):
         styles |= {f"{name}.lora_A.{adapter}": _Replicated(), f"{name}.lora_B.{adapter}": ColwiseParallel()}
     return styles | _norms(name, module, SplitDora(True, stream))
 
 
-def _by_rows(name: str, module: nn.Module, stream: Placement) -> dict[str, ParallelStyle]:
+def _by_rows(name: str, module: Any, stream: Placement) -> dict[str, ParallelStyle]:
     """Split a matrix so that every rank computes a partial sum of each output from some of the inputs."""
     if not hasattr(module, "base_layer"):
-        return {name: RowwiseParallel(output_layouts=stream)}
-    styles: dict[str, ParallelStyle] = {f"{name}.base_layer": RowwiseParallel(output_layouts=stream)}
+        quantized = isinstance(module, QuantizedLinear)
+        return {name: SplitQuantized(name, 1, stream) if quantized else RowwiseParallel(output_layouts=stream)}
+    styles = _by_rows(f"{name}.base_layer", module.base_layer, stream)
     for adapter in _adapters(module):
         styles[f"{name}.lora_A.{adapter}"] = RowwiseParallel(output_layouts=stream)
         styles[f"{name}.lora_B.{adapter}"] = _OnStream(stream)

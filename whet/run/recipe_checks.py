@@ -89,17 +89,12 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
 
 
 def _problems_of_lora(recipe: "Recipe") -> Iterator[str]:
-    lora, tensor = recipe.model.lora, recipe.parallel.tensor
+    lora = recipe.model.lora
     if lora is None:
         return
     for kind in ("dora", "experts", "quantize") if recipe.learner.type == "megatron" else ():
         if getattr(lora, kind):
             yield f"learner.type = megatron does not support model.lora.{kind}; leave it out, or set learner.type=torch"
-    if lora.quantize and tensor > 1:
-        yield (
-            f"model.lora.quantize = {lora.quantize} keeps layers whole on each rank, but parallel.tensor = {tensor} "
-            "cuts them; use parallel.fsdp"
-        )
     if lora.quantize and recipe.learner.compile:
         yield (
             f"model.lora.quantize = {lora.quantize} computes layers in a way that learner.compile = true can't "
