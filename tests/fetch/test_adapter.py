@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_named(adapter: Path, tmp_path: Path) -> None:
         with pytest.raises(WhetError, match=problem):
             check_model(str(adapter))
     file.write_text("{")
-    with pytest.raises(WhetError, match=r"adapter_config\.json can't be read"):
+    with pytest.raises(WhetError, match=r"adapter_config\.json is damaged, it is not JSON"):
         check_model(str(adapter))
     file.write_text(json.dumps(config | {"r": 8}))
     with pytest.raises(WhetError, match="can't be merged into"):

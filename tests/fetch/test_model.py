@@ -7,6 +7,7 @@ import huggingface_hub
 import pytest
 
 from tests.tiny import tiny_llama
+from whet.base.errors import WhetError
 from whet.fetch import model as fetching
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config, resolve
@@ -38,3 +39,49 @@ def test_code_is_downloaded_if_it_is_trusted(downloads: list[list[str]]) -> None
     resolve(ModelConfig(path="some/model", trust_remote_code=True))
     assert ["*.safetensors" in kinds for kinds in downloads] == [True, True]
     assert ["*.py" in kinds for kinds in downloads] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", b'{"model_type": "lla', r"is damaged, it is not JSON: .*; copy or download it again"),
+        ("tokenizer.json", b"\xff\xfe", "is damaged, it is not JSON"),
+        ("tokenizer_config.json", b"[1]", "is not a JSON object, but a list"),
+        ("model.safetensors", b"", "is damaged; copy or download it again"),
+        (
+            "model.safetensors",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "is a pointer of Git LFS, not the weights",
+        ),
+        ("model.safetensors", b"\2\0\0\0\0\0\0\0{}x", "is damaged: it has 11 bytes, and its header says 10; copy or"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    tiny_llama().config.save_pretrained(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(WhetError, match=f"the model's file {tmp_path / name} {words}"):
+        fetching.check_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"])
+def test_a_file_without_permission_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_llama().config.save_pretrained(tmp_path)
+    (tmp_path / name).touch()
+    original = Path.open
+
+    def refused(self: Path, *args: Any, **named: Any) -> Any:  # root may read everything
+        if self.name == name:
+            raise PermissionError(13, "Permission denied")
+        return original(self, *args, **named)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(WhetError, match=f"the model's file {tmp_path / name} can't be read: Permission denied"):
+        fetching.check_model(str(tmp_path))
+
+
+def test_weights_that_the_index_names_are_there_where_weights_are_read(tmp_path: Path) -> None:
+    tiny_llama().config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "1.safetensors"}}')
+    fetching.fetch_model(str(tmp_path), with_weights=False)
+    with pytest.raises(WhetError, match=rf"{tmp_path}/1.safetensors is missing \(1 of those in .*index.json\)"):
+        fetching.fetch_model(str(tmp_path))

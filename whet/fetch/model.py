@@ -11,6 +11,7 @@ from whet.fetch import smollm2
 from whet.fetch.adapter import base_of, is_adapter, merged_folder
 from whet.fetch.artifacts import PREFIX, artifact_folder
 from whet.fetch.megatron import checkpoint_in, converted_folder
+from whet.fetch.model_files import check_files
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,14 @@ def absolute_path(path: str) -> str:
 
 
 def _local(path: str) -> Path:
-    return artifact_folder(path) if path.startswith(PREFIX) else Path(path).expanduser()
+    """Return the folder of that name, which may not exist. Raises ``WhetError`` if it can't be read."""
+    folder = artifact_folder(path) if path.startswith(PREFIX) else Path(path).expanduser()
+    try:
+        folder.is_dir()
+        (folder / "config.json").is_file()
+    except OSError as error:
+        raise WhetError(f"model {path!r} can't be read: {error.strerror}") from None
+    return folder
 
 
 def fetch_model(path: str, revision: str | None = None, *, with_code: bool = False, with_weights: bool = True) -> Path:
@@ -45,6 +53,7 @@ def fetch_model(path: str, revision: str | None = None, *, with_code: bool = Fal
     if not folder.is_dir():
         code, weights = ["*.py"] if with_code else [], ["*.safetensors", "*.txt", "*.model", "*.jinja"]
         folder = _download(path, revision, ["*.json", *code, *(weights if with_weights else [])])
+    check_files(folder, with_weights)
     if not is_adapter(folder):
         checkpoint = checkpoint_in(folder) if with_weights and not any(folder.glob("*.safetensors")) else None
         return folder if checkpoint is None else converted_folder(folder, checkpoint)
@@ -53,11 +62,12 @@ def fetch_model(path: str, revision: str | None = None, *, with_code: bool = Fal
 
 
 def check_model(path: str) -> None:
-    """Raise ``WhetError`` if the model is unavailable. Uses no network."""
+    """Raise ``WhetError`` if the model is unavailable, or one of its files can't be read. Uses no network."""
     folder = _local(path)
     if path == smollm2.NAME:
         smollm2.check_available()
     elif folder.is_dir():
+        check_files(folder)
         if is_adapter(folder):
             require("lora", f"the adapter {folder}", "peft")
             check_model(base_of(folder)[0])
