@@ -167,6 +167,25 @@ def test_a_step_is_that_of_torch(qwen: Any, kind: str) -> None:
             torch.testing.assert_close(p, reference[name].detach(), msg=name)
 
 
+def test_muon_takes_the_matrix_of_each_expert_alone() -> None:
+    experts = torch.nn.Parameter(torch.randn(3, 6, 4))
+    named = {
+        "layers.0.mlp.experts.up_proj": experts,
+        "layers.0.mlp.experts.up_proj_bias": torch.nn.Parameter(torch.ones(3, 6)),
+    }
+    alone = [torch.nn.Parameter(matrix) for matrix in experts.detach().clone()]
+    optimizer = build_optimizer(named.items(), OptimizerConfig(lr=1e-2, weight_decay=0.1, type="muon"))
+    reference = torch.optim.Muon(alone, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(2):
+        experts.grad = torch.randn(3, 6, 4)
+        for matrix, gradient in zip(alone, experts.grad, strict=True):
+            matrix.grad = gradient.clone()
+        optimizer.step()
+        reference.step()
+    torch.testing.assert_close(experts, torch.stack(alone))
+    assert not any(parameter.dim() == 2 for group in optimizer.parts[0].param_groups for parameter in group["params"])
+
+
 def test_a_type_without_further_settings_is_a_name() -> None:
     assert OptimizerConfig.model_validate({"type": "adamw"}) == OptimizerConfig()
 

@@ -59,6 +59,11 @@ THOROUGH_4 = {
     "muon, tensor and fsdp": ("qwen", BOTH, MUON),
     "muon, replicas and fsdp": ("llama", {"replicas": 2, "fsdp": 2}, MUON),
     "muon, pipeline and fsdp": ("qwen", {"pipeline": 2, "fsdp": 2}, MUON),
+    "muon, experts and copies": ("moe", {"fsdp": 4, "expert": 2}, MUON),
+    "muon, experts and replicas": ("moe", {"replicas": 2, "fsdp": 2, "expert": 2}, PLAIN),
+    "muon, split experts": ("two experts", {"fsdp": 4}, MUON),
+    "muon, split experts and copies": ("two experts", {"fsdp": 4, "expert": 2}, MUON),
+    "muon, split experts, offload": ("two experts", {"fsdp": 4, "cpu_offload": True}, MUON),
     "muon, tensor, fsdp and experts": ("moe", BOTH | {"expert": 2}, MUON),
     "adafactor, tensor and fsdp": ("qwen", BOTH, ADAFACTOR),
     "adafactor, replicas and fsdp": ("llama", {"replicas": 2, "fsdp": 2}, ADAFACTOR),
@@ -75,19 +80,22 @@ def test_several_ranks_learn_the_same_as_one(models, table):
     check(models, table)
 
 
+PIPELINE = {"pipeline": 2, "fsdp": 2}
+SAVED = {
+    "muon": ("qwen", BOTH, MUON),
+    "muon, pipeline": ("qwen", PIPELINE, MUON),
+    "muon, experts": ("two experts", {"fsdp": 4, "expert": 2}, MUON),
+    "a class": ("qwen", BOTH, OWN),
+    "frozen": ("qwen", BOTH, FROZEN),
+    "adafactor": ("qwen", BOTH, ADAFACTOR),
+    "adafactor, pipeline": ("qwen", PIPELINE, ADAFACTOR),
+    "adafactor, experts": ("two experts", {"fsdp": 4, "expert": 2}, ADAFACTOR),
+    "a class of matrices": ("qwen", BOTH, MATRICES),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layout", "more"),
-    [
-        (BOTH, MUON),
-        ({"pipeline": 2, "fsdp": 2}, MUON),
-        (BOTH, OWN),
-        (BOTH, FROZEN),
-        (BOTH, ADAFACTOR),
-        ({"pipeline": 2, "fsdp": 2}, ADAFACTOR),
-        (BOTH, MATRICES),
-    ],
-    ids=["muon", "muon, pipeline", "a class", "frozen", "adafactor", "adafactor, pipeline", "a class of matrices"],
-)
-def test_a_checkpoint_of_four_ranks_passes_through_one_rank_unchanged(models, tmp_path, layout, more):
-    assert_passes_through_one_rank(Case(models["qwen"], layout, **more), tmp_path)
+@pytest.mark.parametrize("name", SAVED)
+def test_a_checkpoint_of_four_ranks_passes_through_one_rank_unchanged(models, tmp_path, name):
+    model, layout, more = SAVED[name]
+    assert_passes_through_one_rank(Case(models[model], layout, **more), tmp_path)

@@ -1,11 +1,12 @@
-"""Muon (arXiv 2502.16982): each update of a hidden matrix is made orthogonal; all other parameters have AdamW."""
+"""Muon (arXiv 2502.16982): each update of a hidden matrix, also of each expert's, is made orthogonal; all other
+parameters have AdamW."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from whet.parallel.parameters import full_tensor, local, part_of
 
@@ -24,9 +25,16 @@ class Several(torch.optim.Optimizer):
             part.step()
 
 
-class ShardedMuon(torch.optim.Muon):
-    """Muon on matrices that are sharded over ranks, as in the paper: momentum is sharded like them; each update is
-    gathered, made orthogonal on every rank, and of the result each rank keeps its part. All ranks step together."""
+class ShardedMuon(torch.optim.Optimizer):
+    """Muon on matrices [m, n] that are sharded over ranks, as in the paper, and on fused experts [experts, m, n], which
+    have a matrix each. Momentum is sharded like the parameters; each update is gathered, made orthogonal on every rank,
+    and of the result each rank keeps its part. Experts that are whole on a rank are updated there. All ranks step
+    together."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], **settings: Any) -> None:
+        """``settings``: as of torch's Muon."""
+        like = torch.optim.Muon([nn.Parameter(torch.zeros(1, 1))], **settings)
+        super().__init__(groups, like.defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -38,18 +46,34 @@ class ShardedMuon(torch.optim.Muon):
                 buffer = state["momentum_buffer"]
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 update = p.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-                device = torch.device(p.device_mesh.device_type) if isinstance(p, DTensor) else p.device
-                step = _orthogonal_step(full_tensor(update, device), group)  # offloaded parameters lie elsewhere
-                local(p).mul_(1 - group["lr"] * group["weight_decay"]).add_(part_of(p, step).to(p.device))
+                local(p).mul_(1 - group["lr"] * group["weight_decay"]).add_(_own_step(p, update, group).to(p.device))
+
+
+def _own_step(parameter: Tensor, update: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """Return what is added to this rank's part of a parameter, for its update, which is sharded like it."""
+    if not isinstance(update, DTensor):
+        return _orthogonal_step(update, group)
+    device = torch.device(update.device_mesh.device_type)  # offloaded parameters lie elsewhere
+    if update.dim() == 2:
+        return part_of(parameter, _orthogonal_step(full_tensor(update, device), group))
+    matrices: DTensor = update.to(device)  # type: ignore[assignment]
+    cuts = [Replicate() if getattr(cut, "dim", 0) else cut for cut in matrices.placements]  # only the experts
+    steps = _orthogonal_step(matrices.redistribute(placements=cuts).to_local(), group)
+    whole = DTensor.from_local(
+        steps, matrices.device_mesh, cuts, run_check=False, shape=update.shape, stride=update.stride()
+    )
+    return whole.redistribute(placements=update.placements).to_local()
 
 
 def _orthogonal_step(update: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Return what torch's Muon adds to a whole matrix for an update."""
-    matrix = nn.Parameter(torch.zeros_like(update))
-    matrix.grad = update
+    """Return what torch's Muon adds to a whole matrix for an update, or to each of several matrices."""
+    matrices = []
+    for each in update if update.dim() == 3 else [update]:
+        matrices.append(nn.Parameter(torch.zeros_like(each)))
+        matrices[-1].grad = each
     settings = {name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
-    torch.optim.Muon([matrix], weight_decay=0.0, momentum=0.0, nesterov=False, **settings).step()
-    return matrix.detach()
+    torch.optim.Muon(matrices, weight_decay=0.0, momentum=0.0, nesterov=False, **settings).step()
+    return torch.stack([matrix.detach() for matrix in matrices]).view_as(update)
 
 
 def build_muon(
@@ -63,8 +87,8 @@ def build_muon(
     rest = [group for group in groups if not any(group is chosen for chosen in hidden)]
     parts: list[torch.optim.Optimizer] = []
     if hidden:
-        sharded = any(isinstance(p, DTensor) for group in hidden for p in group["params"])
-        kind = ShardedMuon if sharded else torch.optim.Muon
+        plain = all(p.dim() == 2 and not isinstance(p, DTensor) for group in hidden for p in group["params"])
+        kind: Any = torch.optim.Muon if plain else ShardedMuon
         parts.append(kind(hidden, **{"adjust_lr_fn": "match_rms_adamw", **settings}))
     if rest:
         parts.append(others(rest))

@@ -23,7 +23,7 @@ from whet.parallel.parameters import StateInShares, local
 
 NUMBER = "-number"
 """Follows the kind of a state that is a Python number, in the names of saved tensors."""
-_EMBEDDINGS = r"embed|lm_head|value_head|wte|wpe"
+_NOT_HIDDEN = r"embed|lm_head|value_head|wte|wpe|bias$"
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
@@ -79,7 +79,7 @@ def _groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) 
         if rule.lr is not None:
             settings["ratio"] = rule.lr / config.lr if config.lr else 1.0
         if config.type == "muon":
-            settings["hidden"] = p.dim() == 2 and not re.search(_EMBEDDINGS, name)
+            settings["hidden"] = (p.dim() == 2 or _is_of_experts(name, p)) and not re.search(_NOT_HIDDEN, name)
         mesh = getattr(p, "device_mesh", None)  # parameters of one fused update must be sharded over the same ranks
         group = groups.setdefault((p.dim() >= 2, mesh, *settings.items()), {"params": [], **settings})
         group["params"].append(p)
@@ -87,6 +87,11 @@ def _groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) 
         raise ConfigError("optimizer.groups freezes every parameter; leave some to be trained")
     # a stage of a pipeline may have no layer with an adapter
     return list(groups.values()) or [{"params": [], "weight_decay": config.weight_decay}]
+
+
+def _is_of_experts(name: str, parameter: Tensor) -> bool:
+    """Return whether a parameter has a matrix for each expert of a layer."""
+    return parameter.dim() == 3 and ".experts." in name
 
 
 def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
