@@ -25,7 +25,7 @@ from whet.config.validation import issues_of
 from whet.models.config import check_models
 from whet.processes.user_code import check_runs, user_traceback
 from whet.run.evaluation import EvaluationConfig
-from whet.run.folder import check_free, from_mirror, is_url, new_folder
+from whet.run.folder import check_free, check_resumable, from_mirror, is_url, new_folder
 from whet.run.interrupts import without_loop
 from whet.run.log import readers_may_go
 from whet.run.recipe import Recipe
@@ -181,6 +181,7 @@ def resume(folder: str | os.PathLike[str], *overrides: str, on_step: "OnStep | N
     (``checkpoints.mirror``) it is downloaded first, into ``runs/``."""
     _check_on_step(on_step)
     path = from_mirror(str(folder)) if is_url(str(folder)) else Path(folder)
+    check_resumable(path)
 
     def train(stop: StopRequest) -> Path:
         from whet.run import run  # takes seconds
@@ -225,10 +226,9 @@ def _planned(
     else:
         value, name = read(recipe, *overrides, **sections), Path(recipe).stem
     check_models(value)
-    if folder is None:
-        return value, new_folder(name=name), name
-    check_free(Path(folder))
-    return value, Path(folder), name
+    chosen = new_folder(name=name) if folder is None else Path(folder)
+    check_free(chosen)
+    return value, chosen, name
 
 
 def _check_on_step(on_step: object) -> None:

@@ -5,15 +5,21 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
+import whet
 from whet.base import files
-from whet.base.errors import WhetError
-from whet.base.files import load_tensors, remove, replacing, save_tensors, write_atomically
+from whet.base.errors import ConfigError, WhetError
+from whet.base.files import check_writable, load_tensors, remove, replacing, save_tensors, write_atomically
+from whet.checkpoint.export import export
+from whet.cli.main import main
+from whet.prep.prepare import prepare
+from whet.run import run as run_module
 
 
 def names(folder: Path) -> list[str]:
@@ -109,6 +115,50 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(WhetError, match=r"latest can't be written: .*Is a directory"):
         write_atomically(tmp_path / "latest", "x")
     assert names(tmp_path) == ["latest"]
+
+
+def read_only(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """Have this process, which may be root's, see the folders as read-only."""
+    real = os.access
+    monkeypatch.setattr(files.os, "access", lambda path, mode: Path(path) not in folders and real(path, mode))
+
+
+def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_writable(tmp_path / "a" / "b")
+    read_only(monkeypatch, tmp_path)
+    for folder in (tmp_path, tmp_path / "a" / "b"):
+        with pytest.raises(ConfigError, match=f"^{folder} can't be written: .*into {tmp_path}, or its file system is"):
+            check_writable(folder)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda run, _: whet.resume(run),
+        lambda run, _: main(["resume", str(run)]),
+        lambda _, away: whet.start("quickstart", folder=away),
+        lambda _, away: whet.train(model="m", data=[{"prompt": "x", "completion": "y"}], folder=away),
+        lambda _, away: main(["train", "quickstart", "--folder", str(away)]),
+        lambda run, away: export(run, away),
+        lambda _, away: prepare(None, away),
+        lambda _, away: main(["attack", "arithmetic", "--out", str(away)]),
+        lambda _, away: main(["pipeline", "rlhf", "-c", "tiny", "--folder", str(away)]),
+    ],
+)
+def test_nothing_begins_whose_result_can_not_be_written(
+    command: Callable[[Path, Path], object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text("extends: quickstart")
+    read_only(monkeypatch, tmp_path, run)
+    monkeypatch.setattr(run_module, "_train", lambda *_, **__: pytest.fail("it began"))
+    with pytest.raises((ConfigError, SystemExit)) as caught:
+        command(run, tmp_path / "away")
+    assert "can't be written: you have no permission to write into" in capsys.readouterr().err + str(caught.value)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])

@@ -67,6 +67,18 @@ def error_context(path: Path) -> Iterator[None]:
         raise WhetError(f"{path} can't be written: {error}{room}") from error
 
 
+def check_writable(folder: Path) -> None:
+    """Raise ``ConfigError`` if this process may not write into the folder or, if there is none yet, may not make it."""
+    try:
+        near = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    except PermissionError as error:
+        raise ConfigError(f"{folder} can't be written: {error.strerror}") from None
+    if near.is_dir() and not os.access(near, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{folder} can't be written: you have no permission to write into {near}, or its file system is read-only"
+        )
+
+
 def check_unicode(text: str, what: str) -> None:
     """Raise ``ConfigError`` if a path or an argument has bytes that are not UTF-8: no file of whet's could name it."""
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import require
-from whet.base.files import remove, replacing
+from whet.base.files import check_writable, remove, replacing
 from whet.base.lazy import FileDtype, torch_dtype
 from whet.base.strict_json import JsonObject
 from whet.checkpoint.card import Kind, ModelClass, model_card
@@ -57,8 +57,8 @@ def export(
     ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is the base model's by default. ``gguf``
     writes one GGUF file with matrices of this type instead of transformers' files, ``megatron`` a checkpoint of
     Megatron Core in place of safetensors. Raises ``ConfigError`` if ``out`` is a file, a nonempty folder without
-    ``force``, or the place of the run's checkpoints or base model, ``CheckpointError`` if there is no such intact
-    checkpoint.
+    ``force``, the place of the run's checkpoints or base model, or in a folder that can't be written,
+    ``CheckpointError`` if there is no such intact checkpoint.
     """
     from whet.models.config import ModelConfig
     from whet.models.loading import load_model_config
@@ -67,6 +67,7 @@ def export(
         raise ConfigError(f"{out} holds the working folder, which an export would replace; name a folder to create")
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
         raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
+    check_writable(out.absolute().parent)
     recipe = _of_policy(_recipe(run), run, policy)
     config = ModelConfig.from_values(recipe["model"])
     _check_kept(out, run / "checkpoints", Path(config.path).expanduser())

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from whet.base.errors import WhetError
-from whet.base.files import error_context
+from whet.base.files import check_writable, error_context
 
 FILE = ".lock"
 
@@ -20,6 +20,7 @@ FILE = ".lock"
 def run_lock(run: Path) -> Iterator[None]:
     """Hold the lock of the run folder. Raises ``WhetError`` at once if another process holds it, with its id."""
     path = run / FILE
+    check_writable(run)
     with error_context(run):
         run.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=0, on_acquired=_sign, fallback_to_soft=False)

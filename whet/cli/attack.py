@@ -42,12 +42,15 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Search for cheap answers that earn a reward they should not. Exit code 1 with findings."""
+    from whet.base.files import check_writable
     from whet.cli.arguments import recipe_of
     from whet.processes.compute import run_computing
     from whet.tasks.attack.attack import Plan
     from whet.tasks.attack.attack import attack as search
     from whet.tasks.case_files import write_cases
 
+    if out is not None:
+        check_writable(out.absolute().parent)
     taskset = recipe_of(target, overrides or []).taskset
     plan = Plan(samples, budget, seconds, deadline, threshold, mean, seed)
     report = run_computing(search(taskset, plan))

@@ -200,7 +200,7 @@ def _as_setting(error: BaseException, words: list[str]) -> str:
 def _report(session: Session) -> str:
     """Return the path of the report of a run that ended early."""
     path = session.run / "report.html" if session.run else None
-    return f"\nReport so far: {path}" if path and path.exists() else ""
+    return f"\nReport so far: {path}" if path and os.path.exists(path) else ""
 
 
 def _again(session: Session) -> str:

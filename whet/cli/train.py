@@ -38,9 +38,8 @@ def train(
 
     loaded = load(Recipe, recipe, overrides or [])
     check_models(loaded.value)
-    if folder is not None:
-        check_free(folder)
     context.obj.run = folder or new_folder(name=loaded.path.stem)
+    check_free(context.obj.run)
 
     def begin(stop: StopRequest) -> Path:
         from whet.run import run  # takes seconds
@@ -63,7 +62,10 @@ def resume(
     as_json: ResultAsJson = False,
 ) -> None:
     """Continue a run from its newest complete checkpoint."""
+    from whet.run.folder import check_resumable
+
     context.obj.run = local_folder(run, folder)
+    check_resumable(context.obj.run)
 
     def begin(stop: StopRequest) -> Path:
         from whet.run import run as runs  # takes seconds

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import DataError
-from whet.base.files import replacing, sha256, write_atomically
+from whet.base.files import check_writable, replacing, sha256, write_atomically
 from whet.base.progress import PROGRESS
 from whet.base.strict_json import JsonObject
 from whet.config.issues import did_you_mean
@@ -47,6 +47,7 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
 
     Raises ``DataError`` for a source that can't be read or has too many wrong rows, and for a folder that holds other
     files or other data, which only ``force`` replaces."""
+    check_writable(folder)
     files = {
         name: {file: digest for path in source.rows.paths for file, digest in _inputs(path).items()}
         for name, source in config.sources.items()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.base.errors import ConfigError, WhetError
-from whet.base.files import check_unicode
+from whet.base.files import check_unicode, check_writable
 
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
@@ -32,8 +32,9 @@ def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
 
 
 def check_free(folder: Path) -> None:
-    """Raise ``ConfigError`` if the folder holds more files than a failed start leaves."""
+    """Raise ``ConfigError`` if the folder holds more files than a failed start leaves, or can't be written."""
     check_unicode(str(folder.absolute()), f"--folder {folder}")
+    check_writable(folder)
     if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
         raise ConfigError(f"--folder {folder}: a file is in the way")
     if folder.exists() and {path.name for path in folder.iterdir()} - LEFT_BY_A_FAILED_START:
@@ -47,6 +48,12 @@ def create(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--folder {folder}: it can't be made: {error.strerror}") from error
+
+
+def check_resumable(folder: Path) -> None:
+    """Raise ``ConfigError`` if the run can't be continued, because its folders can't be written."""
+    for each in (folder, folder / "checkpoints", folder / "rollouts"):
+        check_writable(each)
 
 
 def is_url(run: str) -> bool:
