@@ -139,7 +139,17 @@ class EngineModel:
         """Return the KV cache of each prompt and the logits [V] after its last token, in one forward pass over the
         tokens after each prompt's cached prefix, given in ``prefixes``. That prefix must not include the last token.
         ``images``: the data URLs of each prompt's images."""
-        prefixes = prefixes or [Prefix(0)] * len(prompts)
+        filled, logits = self._fill(prompts, prefixes or [Prefix(0)] * len(prompts), images, logits=True)
+        return [(prefix, row.clone()) for prefix, row in zip(filled, logits, strict=False)]
+
+    def _fill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        images: Sequence[Sequence[str]] | None,
+        logits: bool,
+    ) -> tuple[list[Prefix], Tensor]:
+        """Return the KV cache of each prompt, and the ``logits`` [prompts or more, V], or none of them."""
         lengths = [len(prompt) for prompt in prompts]
         new = [range(prefix.length, length) for prefix, length in zip(prefixes, lengths, strict=True)]
         padding = [0] * (-sum(map(len, new)) % ROWS)
@@ -150,8 +160,8 @@ class EngineModel:
         if self.images is not None and images is not None and any(images):
             embedded, shifts = embedded_parts(self.model, prompts, new, images, self.images)
         state = Prefill(lengths, prefixes, None if embedded is None else embedded.ahead)
-        keep = last + last[-1:] * (-len(last) % ROWS)
-        logits = self._forward(state, tokens, positions, keep, embedded)
+        keep = last + last[-1:] * (-len(last) % ROWS) if logits else []
+        rows = self._forward(state, tokens, positions, keep, embedded)
         if any(len(prefix.keys) != self.layers for prefix in state.prefixes):
             raise ConfigError(
                 _unsupported(type(self.model).__name__, "not every layer is attention with its own keys and values")
@@ -162,7 +172,7 @@ class EngineModel:
             parts = np.split(self.experts, np.cumsum([len(part) for part in new]))
             for prefix, old, ids in zip(state.prefixes, prefixes, parts, strict=False):
                 prefix.experts = ids if old.experts is None else np.concatenate([old.experts, ids])
-        return [(prefix, row.clone()) for prefix, row in zip(state.prefixes, logits, strict=False)]
+        return state.prefixes, rows
 
     @torch.no_grad()
     def decode(self, cache: DecodeCache, fed: Sequence[Sequence[int]]) -> Tensor:
@@ -186,7 +196,7 @@ class EngineModel:
         if embedded is not None:
             inputs |= embedded.arguments(inputs["position_ids"])
         inputs |= {"use_cache": False, "whet_cache": state}
-        chosen = 0 if keep is None else torch.tensor(keep, device=self.device)
+        chosen = 0 if keep is None else torch.tensor(keep, dtype=torch.long, device=self.device)
         if embedded is not None and embedded.deep:  # only the decoder takes features for several layers
             hidden = decoder_of(self.model)(**inputs).last_hidden_state[0]
             logits: Tensor = self.model.get_output_embeddings()(hidden[chosen])
@@ -195,11 +205,12 @@ class EngineModel:
         self.experts = None if self.recorder is None else self.recorder.take()
         return logits
 
+    @torch.no_grad()
     def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
         """Return log-probs (temperature 1) of ``tokens`` after ``prompt``, computed by the decode path: in one step,
         with a row for each token, which is fed the token before it."""
         text = [*prompt, *tokens]
-        (prefix, _), *_ = self.prefill([text])
+        (prefix,), _ = self._fill([text], [Prefix(0)], None, logits=False)
         rows, feed = self.open_rows(len(tokens))
         fed = range(len(prompt) - 1, len(text) - 1)
         rows.join(prefix.first(place) for place in fed)

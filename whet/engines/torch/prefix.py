@@ -11,7 +11,7 @@ from whet.models.attention.dense import AttentionSettings, fused_attention, scor
 from whet.models.attention.layout import Ahead
 from whet.models.device import placed
 
-QUERIES, KEYS = 64, 256  # size of a tile of the forward pass
+TILE = 64  # queries, and keys, of a product of the forward pass
 
 
 @dataclass(slots=True)
@@ -87,27 +87,27 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings, ahead:
         whole = first == 0 and (settings.window is None or length <= settings.window) and ahead is None
         mask = None if whole else _visible(first, length, length, settings.window, q.device, ahead)
         return fused_attention(q[None], k[None], v[None], mask, settings.scale)[0].transpose(0, 1)
-    tiles = pad(q, (0, 0, first % QUERIES, -length % QUERIES)).to(exact).view(heads, -1, QUERIES, width).transpose(0, 1)
-    keys, values = (pad(x, (0, 0, 0, -length % KEYS)).to(exact).split(KEYS, dim=1) for x in (k, v))
-    later = None if ahead is None else pad(ahead, (first % QUERIES, -length % QUERIES)).split(QUERIES)
+    tiles = pad(q, (0, 0, first % TILE, -length % TILE)).to(exact).view(heads, -1, TILE, width).transpose(0, 1)
+    keys, values = (pad(x, (0, 0, 0, -length % TILE)).to(exact).split(TILE, dim=1) for x in (k, v))
+    later = None if ahead is None else pad(ahead, (first % TILE, -length % TILE)).split(TILE)
     outs = []
     for index, tile in enumerate(tiles):
-        start = (first // QUERIES + index) * QUERIES
-        end = last = start + QUERIES
+        start = (first // TILE + index) * TILE
+        end = last = start + TILE
         if later is not None:
-            last = max(end, start + 1 + int((torch.arange(QUERIES) + later[index]).max()))
-        seen = range(-(-last // KEYS))
+            last = max(end, start + 1 + int((torch.arange(TILE) + later[index]).max()))
+        seen = range(-(-last // TILE))
         queries = tile.reshape(kv_heads, -1, width)
-        scores = torch.cat([queries @ keys[i].mT for i in seen], dim=-1).view(heads, QUERIES, -1)
+        scores = torch.cat([queries @ keys[i].mT for i in seen], dim=-1).view(heads, TILE, -1)
         looks = None if later is None else later[index]
         hidden = ~_visible(start, end, scores.shape[-1], settings.window, q.device, looks)
         bias = torch.zeros_like(hidden, dtype=exact).masked_fill_(hidden, float("-inf"))
-        p = softmax(scores, settings, bias).view(kv_heads, -1, scores.shape[-1]).split(KEYS, dim=-1)
+        p = softmax(scores, settings, bias).view(kv_heads, -1, scores.shape[-1]).split(TILE, dim=-1)
         out = p[0] @ values[0]
         for i in seen[1:]:
             out += p[i] @ values[i]
-        outs.append(out.view(heads, QUERIES, -1))
-    return torch.cat(outs, dim=1)[:, first % QUERIES :][:, :new].transpose(0, 1).to(q.dtype)
+        outs.append(out.view(heads, TILE, -1))
+    return torch.cat(outs, dim=1)[:, first % TILE :][:, :new].transpose(0, 1).to(q.dtype)
 
 
 def _visible(
