@@ -88,7 +88,7 @@ def some_groups(paired: bool, seed: int) -> list[Group]:
     return made
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "settings"), OBJECTIVES, ids=lambda value: str(value).replace("'", ""))
 def test_gradient_of_every_objective_does_not_depend_on_the_layout(
     workers: dict[str, Any], name: str, settings: dict[str, Any], seed: int

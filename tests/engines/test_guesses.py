@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from tests.contracts.engine_contract import OTHER, PROMPT, LikeliestContract, PausableContract
 from tests.engines.holding import held
 from tests.engines.test_torch_generator import DTYPES, MODELS, STATES
+from tests.grids import grid
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
 from whet.base.errors import ConfigError
 from whet.core.types import Distribution
@@ -71,8 +72,7 @@ def sampled(generator: TorchGenerator, requests: list[tuple[list[int], SamplingP
     return finish(generator, begin(generator, requests))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "dtype"), grid(MODELS, ["float32", "bfloat16", "float64"]))
 def test_tokens_and_log_probs_equal_those_without_guesses_to_the_bit(
     model: Callable[..., PreTrainedModel], dtype: str
 ) -> None:
@@ -163,8 +163,7 @@ class Prophet(Guesser):
         return guesses
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "dtype"), grid(MODELS, ["float32", "bfloat16"]))
 def test_any_number_of_right_and_wrong_guesses_in_any_rows_changes_nothing(
     model: Callable[..., PreTrainedModel], dtype: str
 ) -> None:

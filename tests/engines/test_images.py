@@ -80,7 +80,9 @@ def test_sampled_log_probs_are_the_learners(model: ModelConfig, renderer: Render
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{"prefix_tokens": 0}, {"prefill_tokens": 16}, {"max_batch": 2}])
+@pytest.mark.parametrize(
+    "settings", [{"prefill_tokens": 16, "max_batch": 2}, pytest.param({"prefix_tokens": 0}, marks=pytest.mark.slow)]
+)
 def test_a_completion_does_not_depend_on_the_cache_or_on_other_requests(
     model: ModelConfig, renderer: Renderer, settings: dict[str, int]
 ) -> None:

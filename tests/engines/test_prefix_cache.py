@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from tests.engines.test_torch_generator import MODELS, make
 from tests.engines.test_torch_generator import run as run_one
+from tests.grids import grid
 from tests.tiny import tiny_llama
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.torch.decode_attention import DecodeCache
@@ -64,8 +65,7 @@ async def conversation(generator: TorchGenerator, number: int, lengths: list[int
     return completions
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "dtype"), grid(MODELS, ["float32", "bfloat16", "float64"]))
 def test_turns_with_known_beginnings_equal_those_computed_anew_to_the_bit(
     model: Callable[..., PreTrainedModel], dtype: str
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
+from tests.grids import grid
 from tests.models.test_images import BLUE, CPU, RED, ROUNDED, TALL, answered, processed, renderer_of
 from tests.tiny_vision import FAMILIES, Family, asked, saved_families
 from whet.core.batch import Batch
@@ -69,8 +70,7 @@ def scores_of_transformers(path: Path, model: Any, group: Group) -> list[torch.T
     return [model(**processed(processor, branch)).logits[0, 0] for branch in group.trajectories]
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize(("family", "share"), grid(ALL, [True, False]))
 def test_scores_and_gradients_of_a_pair_are_those_of_transformers(
     folders: dict[Family, Path], family: Family, share: bool
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers.utils import is_torchvision_available
 
+from tests.grids import grid
 from tests.tiny import tiny_tokenizer
 from tests.tiny_vision import FAMILIES, Family, asked, picture, save_tiny_vision, saved_families
 from whet.base.errors import DataError, WhetError
@@ -98,8 +99,7 @@ def theirs_model(folder: Path) -> Any:
     return _MODELS[folder]
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize(("family", "share"), grid(ALL, [True, False]))
 def test_log_probs_and_gradients_are_those_of_transformers(
     folders: dict[Family, Path], family: Family, share: bool
 ) -> None:

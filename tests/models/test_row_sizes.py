@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.engines.test_torch_generator import DTYPES, PROMPTS, make, run, sample_all
+from tests.grids import grid
 from tests.tiny import tiny_llama
 from whet.engines.base import SamplingParams
 from whet.models.packed_linear import pack_linears
@@ -30,9 +31,11 @@ def test_only_the_given_numbers_of_rows_are_computed(sizes: tuple[int, ...], row
     assert sum(computed) < rows + sizes[-1]
 
 
-@pytest.mark.parametrize("pack", [True, False], ids=["packed", "plain"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(576, 576), (576, 192), (576, 1536), (1536, 576), (64, 264), (7, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "pack"),
+    grid([(576, 576), (576, 192), (576, 1536), (1536, 576), (64, 264), (7, 5)], list(DTYPES), [True, False]),
+    ids=str,
+)
 @torch.no_grad()
 def test_a_row_has_the_same_product_in_any_company(shape: tuple[int, int], dtype: str, pack: bool) -> None:
     layer = nn.Linear(*shape, dtype=DTYPES[dtype])
@@ -48,8 +51,7 @@ def test_a_row_has_the_same_product_in_any_company(shape: tuple[int, int], dtype
     assert torch.equal(layer(x[:, shuffled]), whole[:, shuffled])
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "packed"), grid(["float32", "bfloat16"], [True, False]))
 def test_a_completion_of_a_model_of_real_width_is_the_same_alone_and_in_a_crowd(dtype: str, packed: bool) -> None:
     def wide(**named: object) -> nn.Module:
         sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}

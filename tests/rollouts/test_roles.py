@@ -172,6 +172,7 @@ class Comparing(Nim):
                 episode.rewards = {}
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize("workers", [False, True])
 def test_a_group_may_change_the_rewards_of_roles_and_not_that_of_the_episode_alone(workers: bool) -> None:
     async def changed(sets: str) -> Group:
