@@ -98,7 +98,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("sure"), build)
 
 
-@pytest.mark.parametrize("judge", [OWN, WRITTEN], ids=["logprobs", "text"])
+@pytest.mark.parametrize("judge", [OWN, pytest.param(WRITTEN, marks=pytest.mark.slow)], ids=["logprobs", "text"])
 def test_each_replica_judges_with_the_weights_of_the_moment(model: Path, tmp_path: Path, judge: dict[str, Any]) -> None:
     """The same learning as with one engine: a verdict is the same by each replica."""
     data, replicas = judged(model, judge=judge, choices=ANY_BYTE), NARROW | {"replicas": 2}

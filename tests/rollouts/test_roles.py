@@ -473,7 +473,7 @@ def test_the_ledger_and_the_records_of_a_resumed_run_are_exact(
 ) -> None:
     settings = toy_settings(
         tiny_model, steps=2, data={"type": "tests.rollouts.test_roles:Pairs"}, learner={"max_tokens": 4096},
-        sampling={"max_new_tokens": 250, "max_turns": 2, "max_episode_tokens": 600}, generator={"max_context": 1024},
+        sampling={"max_new_tokens": 80, "max_turns": 2, "max_episode_tokens": 600}, generator={"max_context": 1024},
         rollouts={"record_every": 1, "max_staleness": staleness}, evaluation={"enabled": False},
     )  # fmt: skip
     folder = tmp_path / "run"
