@@ -257,11 +257,6 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
             "A class that computes each number from its gradients alone may set elementwise = True, and one that "
             "computes each matrix from its gradients alone matrixwise = True",
         ),
-        (
-            {"groups": ({"match": "mlp", "lr": 1e-3},)},
-            {"pipeline": 2},
-            "groups can't be combined with parallel.pipeline",
-        ),
     ],
     ids=str,
 )

@@ -1,10 +1,13 @@
 """Optimizers other than AdamW, and settings of parameters by name, learn the same on several ranks as on one."""
 
+import json
+
 import pytest
 
-from tests.parallel.cases import Case
+from tests.parallel.cases import Case, build_errors
 from tests.parallel.comparing import check, tables
-from tests.parallel.saving import assert_passes_through_one_rank
+from tests.parallel.ranks import on_ranks
+from tests.parallel.saving import assert_passes_through_one_rank, folders, resume
 from whet.learner.config import ELEMENTWISE
 
 MUON = {"optimizer": {"type": "muon"}}
@@ -16,7 +19,18 @@ MATRICES = {"optimizer": {"type": "tests.learner.test_optimizer_types:Whitening"
 FROZEN = {
     "optimizer": {"groups": ({"match": "embed_tokens|layers.0|norm", "freeze": True}, {"match": "mlp", "lr": 1e-3})}
 }
+RATES = {
+    "optimizer": {
+        "groups": (
+            {"match": "embed_tokens", "lr": 1e-3, "weight_decay": 0.3},
+            {"match": "layers.1", "freeze": True},
+            {"match": "mlp", "lr": 3e-3},
+        )
+    }
+}
 BOTH = {"fsdp": 2, "tensor": 2}
+PIPELINE = {"pipeline": 2, "fsdp": 2}
+OF_STAGES = {"optimizer": RATES["optimizer"] | MATRICES["optimizer"]}
 
 QUICK = {
     "muon, fsdp": ("llama", {"fsdp": 2}, MUON),
@@ -53,6 +67,13 @@ THOROUGH_2 = {
     "frozen, context": ("llama", {"context": 2}, FROZEN),
     "frozen, replicas": ("llama", {"replicas": 2}, FROZEN),
     "frozen, experts": ("moe", {"fsdp": 2, "expert": 2}, FROZEN),
+    "frozen, pipeline": ("qwen", {"pipeline": 2}, FROZEN),
+    "frozen, pipeline, untied": ("llama", {"pipeline": 2}, FROZEN),
+    "rates, pipeline": ("qwen", {"pipeline": 2}, RATES),
+    "rates, interleaved": ("qwen of 4", {"pipeline": 2, "stages_per_rank": 2}, RATES),
+    "rates, pipeline, muon": ("qwen", {"pipeline": 2}, {"optimizer": RATES["optimizer"] | {"type": "muon"}}),
+    "rates, pipeline, value": ("llama", {"pipeline": 2}, RATES | {"loss": "value"}),
+    "rates, pipeline, a class of matrices": ("llama", {"pipeline": 2}, OF_STAGES),
     "frozen, recomputed": ("llama", {"fsdp": 2}, FROZEN | {"learner": {"activation_checkpointing": True}}),
 }
 THOROUGH_4 = {
@@ -71,6 +92,8 @@ THOROUGH_4 = {
     "adafactor, tensor, fsdp and experts": ("moe", BOTH | {"expert": 2}, ADAFACTOR),
     "a class of matrices, tensor and fsdp": ("qwen", BOTH, MATRICES),
     "a class, tensor and fsdp": ("qwen", BOTH, OWN),
+    "frozen, pipeline and fsdp": ("qwen", PIPELINE, FROZEN),
+    "rates, pipeline and tensor": ("llama", {"pipeline": 2, "tensor": 2}, RATES),
     "frozen, tensor and fsdp": ("qwen", BOTH, FROZEN),
 }
 
@@ -80,13 +103,14 @@ def test_several_ranks_learn_the_same_as_one(models, table):
     check(models, table)
 
 
-PIPELINE = {"pipeline": 2, "fsdp": 2}
 SAVED = {
     "muon": ("qwen", BOTH, MUON),
     "muon, pipeline": ("qwen", PIPELINE, MUON),
     "muon, experts": ("two experts", {"fsdp": 4, "expert": 2}, MUON),
     "a class": ("qwen", BOTH, OWN),
     "frozen": ("qwen", BOTH, FROZEN),
+    "frozen, pipeline": ("qwen", PIPELINE, FROZEN),
+    "rates, pipeline": ("qwen", PIPELINE, RATES),
     "adafactor": ("qwen", BOTH, ADAFACTOR),
     "adafactor, pipeline": ("qwen", PIPELINE, ADAFACTOR),
     "adafactor, experts": ("two experts", {"fsdp": 4, "expert": 2}, ADAFACTOR),
@@ -99,3 +123,22 @@ SAVED = {
 def test_a_checkpoint_of_four_ranks_passes_through_one_rank_unchanged(models, tmp_path, name):
     model, layout, more = SAVED[name]
     assert_passes_through_one_rank(Case(models[model], layout, **more), tmp_path)
+
+
+@pytest.mark.slow
+def test_settings_that_an_optimizer_changes_are_saved_from_the_stage_that_uses_them(models, tmp_path):
+    """Of its groups, some have no parameters on the first stage."""
+    one, two = folders(tmp_path, "one", "two")
+    case = Case(models["llama"], {"pipeline": 2}, **OF_STAGES)
+    resume("", 0, case.one_rank(), None, one, range(2))
+    on_ranks(2, resume, case, None, two, range(2))
+    alone, staged = (json.loads((folder / "learner.json").read_text())["groups"] for folder in (one, two))
+    assert alone == staged
+    assert [group["count"] for group in alone] == [2] * len(alone)
+
+
+@pytest.mark.slow
+def test_a_rule_that_no_stage_matches_is_refused_on_all_ranks(models):
+    case = Case(models["llama"], {"pipeline": 2}, optimizer={"groups": ({"match": "layers.7", "lr": 1e-3},)})
+    for [message] in on_ranks(2, build_errors, [case]):
+        assert "optimizer.groups: 'layers.7' matches none of the 21 trained parameters" in message

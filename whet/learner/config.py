@@ -257,8 +257,6 @@ class OptimizerConfig(Config):
                 f"optimizer.type = {self.type} may need all parameters at once, but parallel splits them over "
                 f"{parallel.ranks} ranks; use {', '.join(OPTIMIZERS)}, or one rank.{advice}"
             )
-        if self.groups and parallel.pipeline > 1:
-            yield "optimizer.groups can't be combined with parallel.pipeline; leave one of them out"
 
 
 class WorkerConfig(Config):

@@ -20,6 +20,7 @@ from whet.learner.config import OptimizerConfig, ParameterGroup
 from whet.learner.muon import build_muon
 from whet.learner.whole_matrices import WholeMatrices, cut_state
 from whet.parallel.parameters import StateInShares, local
+from whet.parallel.pipeline import Pipeline
 
 NUMBER = "-number"
 """Follows the kind of a state that is a Python number, in the names of saved tensors."""
@@ -42,10 +43,13 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
 
 
-def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> torch.optim.Optimizer:
+def build_optimizer(
+    named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig, pipeline: Pipeline | None = None
+) -> torch.optim.Optimizer:
     """Return the optimizer of the parameters that require a gradient; freeze the parameters that ``config.groups``
-    says. Raises ``ConfigError`` if a group matches nothing, a package is missing, or a class takes other arguments."""
-    groups = _groups(named, config)
+    says. Raises ``ConfigError`` if a group matches nothing, a package is missing, or a class takes other arguments. On
+    the ranks of a pipeline, which all must call this together, it has the same groups, some of them empty."""
+    groups = _groups(named, config, pipeline)
     if config.type == "muon":
         with _arguments(config):
             return build_muon(groups, {"lr": config.lr, **config.settings}, partial(_adamw, config=config))
@@ -58,40 +62,50 @@ def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], config: Optimizer
     return _gathering(AdamW8bit(groups, lr=config.lr, betas=config.betas, eps=config.eps))
 
 
-def _groups(named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[dict[str, object]]:
+def _groups(
+    named: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig, pipeline: Pipeline | None
+) -> list[dict[str, object]]:
     """Return torch's parameter groups. By default weight decay is for matrices only. ``ratio``: of a group's learning
     rate to the optimizer's; ``hidden``: matrices other than embeddings and heads."""
-    trained = [(name, p) for name, p in named if p.requires_grad]
+    trained = {name: p for name, p in named if p.requires_grad}
+    kinds = {name: (p.dim(), _mesh_of(p)) for name, p in trained.items()}
+    if pipeline is not None:
+        kinds = {name: kind for stage in pipeline.all_gather(kinds) for name, kind in stage.items()}
     for rule in config.groups:
-        if not any(re.search(rule.match, name) for name, _ in trained):
+        if not any(re.search(rule.match, name) for name in kinds):
             raise ConfigError(
-                f"optimizer.groups: {rule.match!r} matches none of the {len(trained)} trained parameters, such as "
-                f"{', '.join(name for name, _ in trained[:3])}"
+                f"optimizer.groups: {rule.match!r} matches none of the {len(kinds)} trained parameters, such as "
+                f"{', '.join(list(kinds)[:3])}"
             )
     groups: dict[Any, dict[str, Any]] = {}
-    for name, p in sorted(trained, key=lambda pair: pair[1].dim() < 2):
+    for name in sorted(kinds, key=lambda name: (kinds[name][0] < 2, name)):  # the same order in any layout
+        dim, mesh = kinds[name]
         rule = next((rule for rule in config.groups if re.search(rule.match, name)), ParameterGroup(match=""))
         if rule.freeze:
-            p.requires_grad_(False)
+            if name in trained:
+                trained[name].requires_grad_(False)
             continue
-        decay = config.weight_decay if p.dim() >= 2 else 0.0
+        decay = config.weight_decay if dim >= 2 else 0.0
         settings: dict[str, Any] = {"weight_decay": decay if rule.weight_decay is None else rule.weight_decay}
         if rule.lr is not None:
             settings["ratio"] = rule.lr / config.lr if config.lr else 1.0
         if config.type == "muon":
-            settings["hidden"] = (p.dim() == 2 or _is_of_experts(name, p)) and not re.search(_NOT_HIDDEN, name)
-        mesh = getattr(p, "device_mesh", None)  # parameters of one fused update must be sharded over the same ranks
-        group = groups.setdefault((p.dim() >= 2, mesh, *settings.items()), {"params": [], **settings})
-        group["params"].append(p)
-    if trained and not groups:
+            of_experts = dim == 3 and ".experts." in name  # a matrix for each
+            settings["hidden"] = (dim == 2 or of_experts) and not re.search(_NOT_HIDDEN, name)
+        # parameters of one fused update must be sharded over the same ranks
+        group = groups.setdefault((dim >= 2, mesh, *settings.items()), {"params": [], **settings})
+        if name in trained:
+            group["params"].append(trained[name])
+    if kinds and not groups:
         raise ConfigError("optimizer.groups freezes every parameter; leave some to be trained")
     # a stage of a pipeline may have no layer with an adapter
     return list(groups.values()) or [{"params": [], "weight_decay": config.weight_decay}]
 
 
-def _is_of_experts(name: str, parameter: Tensor) -> bool:
-    """Return whether a parameter has a matrix for each expert of a layer."""
-    return parameter.dim() == 3 and ".experts." in name
+def _mesh_of(parameter: Tensor) -> object:
+    """Return the dimensions over which a parameter is sharded; the same in each stage of a pipeline."""
+    mesh = getattr(parameter, "device_mesh", None)
+    return None if mesh is None else (mesh.mesh_dim_names, tuple(mesh.shape))
 
 
 def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -306,4 +320,5 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Multiply all gradients, in place."""
-    torch._foreach_mul_([local(p.grad) for p in parameters if p.grad is not None], factor)
+    if gradients := [local(p.grad) for p in parameters if p.grad is not None]:  # a stage may have none
+        torch._foreach_mul_(gradients, factor)

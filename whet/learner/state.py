@@ -157,7 +157,16 @@ class LearnerState:
 
     def _facts(self) -> dict[str, Any]:
         if self._optimizer is not None:
-            self.progress.groups = changed_settings(self._optimizer, self._made)
+            with fail_together(self._ranks, "saving"):
+                changed = changed_settings(self._optimizer, self._made)
+            if self._model.pipeline is not None:  # of each group, the settings on a stage with its parameters
+                used = [bool(group["params"]) for group in self._optimizer.param_groups]
+                stages = self._model.pipeline.all_gather((used, changed))
+                changed = [
+                    next((theirs[number] for used, theirs in stages if used[number]), settings)
+                    for number, settings in enumerate(changed)
+                ]
+            self.progress.groups = changed
         return asdict(self.progress)
 
     def _changing(self) -> dict[str, Tensor]:

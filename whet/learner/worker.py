@@ -228,6 +228,7 @@ class LearnerWorker:
 
         with seeded_dropout(self.module, self.config.seed, self.info.shard, self.progress.step):
             forward_backward(self.module, batches, loss.outputs, loss_of)
+        reshard(self.module)  # a stage of a pipeline that is all frozen has no backward pass, which would do it
         result = (total.cpu(), metrics.read(), [logprobs[number].cpu() for number in sorted(logprobs)])
         if self.module.pipeline is not None:
             result = self.module.pipeline.from_last(result)
@@ -306,7 +307,7 @@ class LearnerWorker:
         )
 
     def _optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
-        made = build_optimizer(self.module.by_name(), config)
+        made = build_optimizer(self.module.by_name(), config, self.module.pipeline)
         if self.config.learner.distributed_optimizer:
             return distributed(made, self.module, self.ranks)
         return made

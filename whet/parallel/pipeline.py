@@ -117,10 +117,15 @@ class Pipeline:
         dist.broadcast_object_list(values, group=self.group, group_src=rank, device=_CPU)
         return values[0]
 
+    def all_gather(self, value: T) -> list[T]:
+        """Return the value of each rank of the pipeline, in order."""
+        gathered = [value] * self.group.size()
+        dist.all_gather_object(gathered, value, self.group)
+        return gathered
+
     def sum(self, counts: tuple[int, int]) -> tuple[int, int]:
         """Sum over the ranks of the pipeline."""
-        gathered = [counts] * self.group.size()
-        dist.all_gather_object(gathered, counts, self.group)
+        gathered = self.all_gather(counts)
         return sum(first for first, _ in gathered), sum(second for _, second in gathered)
 
     def sum_tied(self) -> None:
