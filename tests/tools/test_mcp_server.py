@@ -1,6 +1,7 @@
 """A server of the Model Context Protocol serves tools; its failures are never counted as the model's errors."""
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -94,6 +95,23 @@ def test_a_server_that_does_not_start_is_named_with_its_reason(fault: str, why: 
             await connection.tools()
 
     run(use, server(fault, answers_in_s=1.0 if fault != "ends" else 100.0))
+
+
+@pytest.mark.timeout(100)
+def test_a_run_may_end_while_a_server_starts(caplog: pytest.LogCaptureFixture) -> None:
+    async def start_and_end(milliseconds: int) -> None:
+        command = (sys.executable, "-c", "import time; time.sleep(600)", "a server starts")
+        connection = MCPServer(command=command).open()
+        starting = asyncio.create_task(connection.tools())
+        await asyncio.sleep(milliseconds / 1000)
+        starting.cancel()
+
+    for milliseconds in range(10):
+        asyncio.run(start_and_end(milliseconds))
+    gc.collect()
+    assert not caplog.records
+    own = psutil.Process().children(recursive=True)
+    assert not any("a server starts" in process.cmdline() for process in own if process.is_running())
 
 
 def test_a_command_that_is_not_there_is_named() -> None:

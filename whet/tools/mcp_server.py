@@ -9,7 +9,8 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Sequence
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ class MCPConnection(ToolServer):
                 await self.close()
                 self._ended = asyncio.Event()
                 self._tools = asyncio.get_running_loop().create_future()
+                self._tools.add_done_callback(lambda future: future.cancelled() or future.exception())  # may be unread
                 self._serving = asyncio.create_task(self._serve(self._tools, self._ended))
         return await asyncio.shield(self._tools)
 
@@ -124,50 +126,68 @@ class MCPConnection(ToolServer):
         from mcp.shared.message import SessionMessage
         from mcp.types import jsonrpc_message_adapter
 
-        process = await asyncio.create_subprocess_exec(
-            *self.settings.command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=os.environ | self.settings.environment,
-            limit=_LONGEST,
-            start_new_session=True,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        written, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        outgoing, sent = anyio.create_memory_object_stream[SessionMessage](0)
-        stdin, stdout = process.stdin, process.stdout
+        with _started(self.settings) as process:
+            stdin, stdout, reading = await _streams(process)
+            written, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+            outgoing, sent = anyio.create_memory_object_stream[SessionMessage](0)
 
-        async def receive() -> None:
-            async with written:
-                with contextlib.suppress(ValueError):  # a message that is too long
-                    while line := await stdout.readline():
-                        with contextlib.suppress(ValidationError):
-                            await written.send(
-                                SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-                            )
-            ended.set()
+            async def receive() -> None:
+                async with written:
+                    with contextlib.suppress(ValueError):  # a message that is too long
+                        while line := await stdout.readline():
+                            with contextlib.suppress(ValidationError):
+                                await written.send(
+                                    SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+                                )
+                ended.set()
 
-        async def send() -> None:
-            async with sent:
-                async for message in sent:
-                    text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                    stdin.write(f"{text}\n".encode())
-                    with contextlib.suppress(ConnectionError):  # the process has ended, which receive() notices
-                        await stdin.drain()
+            async def send() -> None:
+                async with sent:
+                    async for message in sent:
+                        text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                        stdin.write(f"{text}\n".encode())
+                        with contextlib.suppress(ConnectionError):  # the process has ended, which receive() notices
+                            await stdin.drain()
 
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(receive)
-                tasks.start_soon(send)
-                yield incoming, outgoing
-                tasks.cancel_scope.cancel()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            stdin.close()
-            await process.wait()
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(receive)
+                    tasks.start_soon(send)
+                    yield incoming, outgoing
+                    tasks.cancel_scope.cancel()
+            finally:
+                stdin.close()
+                reading.close()
+
+
+@contextlib.contextmanager
+def _started(settings: MCPServer) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start the server, and kill it with its children at the end. A process of asyncio's that is cancelled while it
+    starts may never end."""
+    process = subprocess.Popen(
+        settings.command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | settings.environment,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+async def _streams(
+    process: "subprocess.Popen[bytes]",
+) -> tuple[asyncio.StreamWriter, asyncio.StreamReader, asyncio.ReadTransport]:
+    """Return the standard input and output of a process as streams of the running loop, and what closes the output."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=_LONGEST)
+    reading, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
+    transport, flow = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, process.stdin)
+    return asyncio.StreamWriter(transport, flow, None, loop), reader, reading
 
 
 def _part(part: Any) -> Part:
