@@ -188,6 +188,13 @@ def test_hostile_input_is_answered_in_one_line(tmp_path, monkeypatch, capsys, wo
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_task_set_is_validated_without_torch(tmp_path):
+    code = "import sys\nfrom whet.cli.main import main\nimport contextlib\nwith contextlib.suppress(SystemExit):\n    main(['validate', 'arithmetic'])\n"
+    result = played(plain(), f"{code}assert 'torch' not in sys.modules, 'torch'\n", folder=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "all as expected" in result.stdout
+
+
 def test_a_folder_that_cannot_be_made_is_the_users_to_change(tmp_path):
     with pytest.raises(ConfigError, match="it can't be made"):
         create(Path("/proc/whet"))

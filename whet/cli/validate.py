@@ -35,7 +35,7 @@ def validate(
     settings = recipe_of(target, overrides or [])
     further = [] if cases is None else read_cases(cases, settings.taskset)
     count = settings.validation.samples if samples is None else samples
-    graded = run_computing(grade(settings.taskset, count, further))
+    graded = run_computing(grade(settings.taskset, count, further), prepared=False)
     errors = wrong(graded)
     if as_json:
         print_json([dataclasses.asdict(answer) | {"wrong": answer in errors} for answer in graded])

@@ -14,7 +14,7 @@ at most until its deadline. A job that hangs is abandoned when its owner is clos
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar, TypeVarTuple
 
@@ -54,13 +54,14 @@ def compute_now(work: Callable[[*Ts], T], *args: *Ts) -> T:
     return work(*args) if COMPUTE.is_current else COMPUTE.submit(work, *args).result(DEADLINE)
 
 
-def run_computing(main: Coroutine[object, object, T], after: str = "") -> T:
+def run_computing(main: Coroutine[object, object, T], after: str = "", *, prepared: bool = True) -> T:
     """Run a coroutine with ``asyncio.run`` and a compute thread. Torch operations on the calling thread (for example in
-    user code) run single-threaded, so that they start no second OpenMP team.
+    user code) run single-threaded, so that they start no second OpenMP team. ``prepared``: false where the coroutine
+    hardly ever computes, so that torch, whose import takes seconds, is imported only if it does.
 
     Raises ``WhetError`` if user code tries to end the process. ``after`` is the advice that is printed if the process
     ends nevertheless."""
-    with interruptible() as interrupts, computing(), watched(after):
+    with interruptible() as interrupts, computing() if prepared else nullcontext(), watched(after):
         try:
             with endings_are_errors():
                 return asyncio.run(interrupts.watch(main))
