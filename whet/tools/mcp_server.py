@@ -57,7 +57,9 @@ class MCPConnection(ToolServer):
                 await self.close()
                 self._ended = asyncio.Event()
                 self._tools = asyncio.get_running_loop().create_future()
-                self._tools.add_done_callback(lambda future: future.cancelled() or future.exception())  # may be unread
+                self._tools.add_done_callback(
+                    lambda future: future.cancelled() or future.exception()
+                )  # nobody may await it
                 self._serving = asyncio.create_task(self._serve(self._tools, self._ended))
         return await asyncio.shield(self._tools)
 
