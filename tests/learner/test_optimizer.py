@@ -7,7 +7,8 @@ import torch
 
 from tests.learner.parts import PolicyGradient, assert_close, cut, gradients, some_batch, weights, whole, worker
 from whet.learner.config import OptimizerConfig
-from whet.learner.optimizer import build_optimizer, learning_rate, make_moments
+from whet.learner.optimizer import build_optimizer, learning_rate
+from whet.learner.optimizer_state import make_moments
 
 
 def oracle(step, steps, lr, warmup, schedule, ratio):

@@ -24,7 +24,7 @@ from whet.base.strict_json import JsonObject
 from whet.learner.balance import BIAS
 from whet.learner.config import LearnerConfig
 from whet.learner.model import LearnerModel
-from whet.learner.optimizer import (
+from whet.learner.optimizer_state import (
     changed_settings,
     check_settings,
     group_settings,

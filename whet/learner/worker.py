@@ -29,11 +29,10 @@ from whet.learner.optimizer import (
     build_optimizer,
     gradient_norm,
     learning_rate,
-    make_moments,
-    move_moments,
     scale_gradients,
     set_rate,
 )
+from whet.learner.optimizer_state import make_moments, move_moments
 from whet.learner.passes import forward, forward_backward, measure, seeded_dropout
 from whet.learner.precision import set_matmul_precision, with_precision
 from whet.learner.profiler import Profiler
