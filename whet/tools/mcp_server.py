@@ -59,7 +59,7 @@ class MCPConnection(ToolServer):
                 self._tools = asyncio.get_running_loop().create_future()
                 self._tools.add_done_callback(
                     lambda future: future.cancelled() or future.exception()
-                )  # nobody may await it
+                )  # if none awaits it
                 self._serving = asyncio.create_task(self._serve(self._tools, self._ended))
         return await asyncio.shield(self._tools)
 
