@@ -62,6 +62,24 @@ def test_an_interrupt_that_another_thread_receives_ends_the_wait_for_a_run() -> 
     loop.close()
 
 
+def test_an_interrupt_reaches_a_run_that_a_task_of_asyncio_run_waits_for() -> None:
+    def work(stop: StopRequest) -> str:
+        stop.begun = True
+        signal.raise_signal(signal.SIGINT)
+        until = time.monotonic() + 60
+        while stop.by is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return f"ended by {stop.by}"
+
+    async def main() -> str:
+        handler = signal.getsignal(signal.SIGINT)
+        result = without_loop(work)
+        assert signal.getsignal(signal.SIGINT) == handler
+        return result
+
+    assert asyncio.run(main()) == f"ended by {signal.SIGINT!s}"
+
+
 @pytest.mark.parametrize("when", ["it is submitted", "it runs"])
 def test_an_interrupt_ends_the_wait_for_a_coroutine(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, ended = asyncio.new_event_loop(), list[str]()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from whet.run.signals import Stopped, StopRequest
@@ -31,24 +32,40 @@ def without_loop(work: Callable[[StopRequest], T]) -> T:
     running: Future[T] | None = None
     interrupted = False
     try:
-        while True:
-            try:
-                if running is None:
-                    with _later():  # a thread that starts, but is not known to Python yet, would never be ended
-                        running = thread.submit(work, stop)
-                return _result(running)
-            except KeyboardInterrupt:
-                if running is None:
-                    raise
-                interrupted = True
-                if stop.interrupt():
-                    print("interrupted: the run saves after this step and ends; interrupt again to end it at once")
+        with _raised():
+            while True:
+                try:
+                    if running is None:
+                        with _later():  # a thread that starts, but is not known to Python yet, would never be ended
+                            running = thread.submit(work, stop)
+                    return _result(running)
+                except KeyboardInterrupt:
+                    if running is None:
+                        raise
+                    interrupted = True
+                    if stop.interrupt():
+                        print("interrupted: the run saves after this step and ends; interrupt again to end it at once")
     except (Stopped, asyncio.CancelledError) as error:
         if not interrupted:
             raise
         raise KeyboardInterrupt(str(error)) from None
     finally:
         thread.shutdown(wait=False)
+
+
+@contextmanager
+def _raised() -> Iterator[None]:
+    """Raise interrupts in the block. The handler of ``asyncio.run`` would only cancel its task at the next await."""
+    handler = signal.getsignal(signal.SIGINT)
+    owner = getattr(handler.func, "__self__", None) if isinstance(handler, partial) else None
+    if threading.current_thread() is not threading.main_thread() or not isinstance(owner, asyncio.Runner):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
@@ -88,9 +105,10 @@ def wait_for(work: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop
 
     future: Future[T] | None = None
     try:
-        with _later():  # a coroutine that runs, but is not known here yet, would never be cancelled
-            future = asyncio.run_coroutine_threadsafe(run(), loop)
-        return _result(future)
+        with _raised():
+            with _later():  # a coroutine that runs, but is not known here yet, would never be cancelled
+                future = asyncio.run_coroutine_threadsafe(run(), loop)
+            return _result(future)
     except KeyboardInterrupt:
         if future is not None:
             loop.call_soon_threadsafe(started.result().cancel)
