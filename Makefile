@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 GYM ?= .venv-gym
 AGENTS ?= .venv-agents
+TORCHAO ?= .torchao
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
@@ -15,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Variables that make a newer processor behave like one without AVX-512 and bfloat16.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
-.PHONY: quickstart install install-vllm install-gym install-agents install-adapters test test-avx2 test-quickstart-avx2 test-slow test-vllm test-gym test-agents lint docs picture clean
+.PHONY: quickstart install install-vllm install-gym install-agents install-torchao install-adapters test test-avx2 test-quickstart-avx2 test-slow test-vllm test-gym test-agents test-torchao lint docs picture clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
@@ -30,6 +31,9 @@ install-gym: $(GYM)/.installed
 
 # mini-swe-agent, into a separate environment (docs/agents.md).
 install-agents: $(AGENTS)/.installed
+
+# torchao, into a separate folder: where it is installed, each process that imports transformers and peft imports it.
+install-torchao: $(TORCHAO)/.installed
 
 # verifiers and OpenEnv, whose requirements conflict with ours (docs/environments/adapters.md).
 install-adapters:
@@ -69,6 +73,11 @@ test-gym: install install-gym
 test-agents: install install-agents
 	WHET_MINI=$(abspath $(AGENTS))/bin/mini $(BIN)/python -m pytest tests/endpoint/test_mini_swe_agent.py
 
+# The tests of 8-bit moments and float8.
+test-torchao: install install-torchao
+	PYTHONPATH=$(TORCHAO) $(BIN)/python -c "import torchao.optim"
+	PYTHONPATH=$(TORCHAO) $(BIN)/python -m pytest tests/learner/test_torchao.py tests/parallel/test_moments.py
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -97,6 +106,10 @@ $(GYM)/.installed: requirements-gym.txt Makefile
 	$(GYM)/bin/python -m pip install -qq --no-deps --ignore-requires-python nemo-gym==0.7.0
 	touch $@
 
+$(TORCHAO)/.installed: $(VENV)/.installed constraints.txt
+	$(BIN)/python -m pip install -qq --no-deps --target $(TORCHAO) --upgrade --constraint constraints.txt torchao
+	touch $@
+
 $(AGENTS)/.installed: requirements-agents.txt Makefile
 	$(PYTHON) -m venv $(AGENTS)
 	$(AGENTS)/bin/python -m pip install -qq -r requirements-agents.txt
@@ -112,4 +125,4 @@ picture:
 		--screenshot=docs/report.png $(abspath $(RUN))/report.html
 
 clean:
-	rm -rf $(VENV) $(GYM) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(GYM) $(AGENTS) $(TORCHAO) .pytest_cache .mypy_cache .ruff_cache
