@@ -5,12 +5,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 
-def grid(*axes: Sequence[Any]) -> list[ParameterSet]:
-    """Return all combinations of the axes' values. Each value is in a combination that is fast; the others are marked
-    as slow."""
+def grid(*axes: Sequence[Any]) -> list[Any]:
+    """Return all combinations of the axes' values, for ``parametrize``. Each value is in a combination that is fast;
+    the others are marked as slow."""
     longest = max(map(len, axes))
     fast = {tuple(index % len(axis) for axis in axes) for index in range(longest)}
     return [

@@ -19,11 +19,13 @@ def problem_of(message: Mapping[str, object]) -> str:
     role = message.get("role")
     if isinstance(role, str) and role not in ROLES and (meant := _meant(role)):
         return f"must have the role {meant!r} in place of {role!r}"
-    for key in message.keys() - {"role", "content"}:
+    for key, value in message.items():
+        if key in ("role", "content"):
+            continue
         try:
-            to_jsonable_python(message[key])
+            to_jsonable_python(value)
         except (PydanticSerializationError, ValueError):  # the second for a value that contains itself
-            return f"must have values that JSON can hold, and {key!r} is {message[key]!r:.80}"
+            return f"must have values that JSON can hold, and {key!r} is {value!r:.80}"
     return ""
 
 
