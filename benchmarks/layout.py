@@ -118,7 +118,8 @@ def show_memory(prompts: int, answers: int, length: int, max_tokens: int) -> Non
     batch.old_logprobs = torch.zeros(len(batch))
     mismatch_metrics(batch)
     show("the learner's log-probs")
-    for _ in records(1, groups, batch, cast(Renderer, SimpleNamespace(decode=lambda tokens: ""))):
+    without_text = SimpleNamespace(decode=lambda tokens: "", text_of=lambda token: "")
+    for _ in records(1, groups, batch, cast(Renderer, without_text)):
         pass
     show("recorded")
 

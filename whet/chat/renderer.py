@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from whet.base.errors import ConfigError, DataError
@@ -98,6 +98,7 @@ class Renderer:
         self.images = images
         # All episodes of a group begin with the same prompt.
         self._recent = lru_cache(_RECENT)(lambda prompt: self._prompt(prompt.messages, prompt.tools))
+        self.text_of = cache(lambda token: self.decode([token]))  # of one token; the tokenizer takes 40 us for it
         self._turns = Turns(self.chat, images is not None)
         self._control = self._turns.control
         self.end_of_turn = self._turns.end

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Self
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from whet.base.errors import DataError
 from whet.base.files import replacing, sync_folder
@@ -107,11 +107,16 @@ def write_rollouts(run_folder: Path, step: int, records: Iterable[RolloutRecord]
     stored = storing(path.parent)
     with replacing(path) as staging, staging.open("wb") as file:
         for record in records:
-            plain = to_jsonable_python(replace(record, messages=stored(record.messages)), inf_nan_mode="null")
-            line = json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n"
-            # A lone surrogate can't be encoded in UTF-8, but its Python escape is also its JSON escape.
-            file.write(line.encode("utf-8", "backslashreplace"))
+            file.write(_line(replace(record, messages=stored(record.messages))))
     return path
+
+
+def _line(record: RolloutRecord) -> bytes:
+    try:
+        return to_json(record, inf_nan_mode="null") + b"\n"  # in an eighth of the time that ``json`` takes
+    except PydanticSerializationError:  # a lone surrogate can't be encoded in UTF-8
+        line = json.dumps(to_jsonable_python(record, inf_nan_mode="null"), ensure_ascii=False) + "\n"
+        return line.encode("utf-8", "backslashreplace")  # the escape of Python is also that of JSON
 
 
 def read_rollouts(run_folder: Path, step: int) -> Iterator[RolloutRecord]:

@@ -4,7 +4,6 @@ the sampler and of the learner."""
 import math
 import reprlib
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 from torch import Tensor
 
@@ -23,7 +22,6 @@ _SHORT.maxlevel = 3
 
 def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer) -> Iterator[RolloutRecord]:
     """Yield one record per branch, in the order of ``batch``, which was made from ``groups``."""
-    text_of = cache(lambda token: renderer.decode([token]))
     trained = _at_trained(batch)
     for group in groups:
         data = _in_short(group.task.columns)
@@ -56,7 +54,7 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
                 limit=episode.limit,
                 turns=[Turn(len(span.tokens), span.reward, span.versions) for span in sampled],
                 tokens=tokens,
-                texts=[text_of(token) for token in tokens],
+                texts=[*map(renderer.text_of, tokens)],
                 logprobs=[value for span in sampled for value in span.logprobs or []],
                 learner_logprobs=[*learner] if learner and _complete(learner, len(tokens)) else None,
                 versions=(min(v[0] for v in versions), max(v[1] for v in versions)) if versions else None,
