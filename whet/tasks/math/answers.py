@@ -18,6 +18,8 @@ Formula = Callable[[str, str, How], bool]  # answer, gold answer
 _LIST = re.compile(r",|;|\\text\{\s*,?\s*(?:or|and)\s*\}|\\(?:lor|vee|land|wedge)(?![A-Za-z])|\b(?:or|and)\b")
 _EQUALS = re.compile(r"=|\\(?:equiv|in)(?![A-Za-z])")
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
+_BOTH = re.compile(r"\band\b|\\(?:land|wedge)(?![A-Za-z])")
+_CLOCK = re.compile(r"0?([0-9]{1,2}) ?: ?([0-5][0-9])(?: ?: ?([0-5][0-9]))?")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
 _MATRIX = re.compile(r"\\begin\{matrix\}(.*)\\end\{matrix\}")
 _SET, _TUPLE = re.compile(r"\\\{(.*)\\\}"), re.compile(r"([(\[])(.*)([)\]])")
@@ -26,11 +28,16 @@ _NAME = re.compile(
     r"(?:\s*\([^()]*\))?"
 )
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{3,}"), re.compile(r"\\[A-Za-z]+(?:\{[a-z]*matrix\})?")
+_LETTERS = re.compile(r"[^\W\d_]{3,}")  # a word: "p - q" is a formula
 _JOINED = re.compile(r"\b(?:and|or)\b")
 _MOST_WORDS = 8  # in a gold answer made of words
 _LESS = re.compile(r"\\(?:le|ge)(?![A-Za-z])|[<>]")
 _STRUCTURE = re.compile(r"\\(?:pi|infty|frac|cdot|times|div|sqrt|text\{[^{}]*\})(?![A-Za-z])")
 _MULTIPLE = re.compile(r"[+-]?\s*[0-9.]*\s*(?:[a-zA-Z]|\\[a-zA-Z]+)\s*(?:\^.*)?")  # "2x" is 16: not x
+_MARK = re.compile(  # negations, arrows, and what strikes out or annotates: the answer states more than its value
+    r"\\(?:ne|not|notin|to|(?:long)?(?:right|left)arrow|implies|iff|mapsto|[bx]?cancel|sout|h?phantom|stackrel"
+    r"|(?:over|under)(?:set|brace)|substack|footnote)(?![A-Za-z])|[→⇒]|\b(?:not|isn't|minus|negative)\b"
+)
 _MOST_PARTS = 40  # longest list that is compared
 
 
@@ -54,17 +61,25 @@ def same(given: str, gold: str, formula: Formula) -> bool:
     given, gold = tidy(given), tidy(gold)
     if same_text(given, gold):
         return True
+    if set(_MARK.findall(given.casefold())) - set(_MARK.findall(gold.casefold())):
+        return False
     if re.search(r"\\[pm]{2}(?![A-Za-z])", given + gold):
         given, gold = _both_signs(given), _both_signs(gold)
     if (number := read_number(gold)) and (other := read_number(given)):
         return equal(other, number)
     parts, gold_parts = _listed(given), _listed(gold)
+    if len(gold_parts) == 1 and all(map(_is_range, parts)) and not _BOTH.search(given):  # "x < 1 or x > 2"
+        gold_parts = [part.strip() for part in split(gold, _UNION)]
     if len(gold_parts) > 1 or len(parts) > 1:
         return _unordered(parts, gold_parts, formula)
     given, gold = parts[0], gold_parts[0]
+    sides = [side.strip() for side in split(gold, _EQUALS)]
+    if len(sides) > 1 and all(map(read_number, sides)):  # "0.56 = 56%"
+        return any(_same_part(given, side, formula) for side in sides)
     values = [part.strip() for part in split(gold, _ABOUT) if part.strip()]
     if len(values) > 1:  # "2/3, about 0.67"
         return any(_same_part(given, part, formula) for part in (gold, *values))
+    gold = values[0] if values else gold
     return _same_part(given, gold, formula)
 
 
@@ -72,12 +87,13 @@ def _same_part(given: str, gold: str, formula: Formula) -> bool:
     """Return ``same`` of two answers that are not lists."""
     if same_text(given, gold):
         return True
-    (name, value), (gold_name, gold_value) = _labelled(given), _labelled(gold)
+    (name, value), (gold_name, gold_value) = labelled(given), labelled(gold)
     if name and gold_name and name != gold_name:
         return False
     equation = len(split(gold, _EQUALS)) > 1
     if equation and (gold_name is None or (name is None and "=" in given)):
-        return not _ABOUT.search(given) and formula(given, gold, "finished")
+        whole_equation = "=" not in given or len(split(given, _EQUALS)) > 1  # not "2(y = 3)"
+        return whole_equation and not _ABOUT.search(given) and formula(given, gold, "finished")
     gold = gold_value
     if name is None and (verdict := _chain(given, gold, formula)) is not None:
         return verdict
@@ -87,11 +103,15 @@ def _same_part(given: str, gold: str, formula: Formula) -> bool:
     if number := read_number(gold):
         other = read_number(given)
         return other is not None and equal(other, number)
+    if (_LESS.search(given) or _is_range(gold)) and not (_is_range(given) or _TUPLE.fullmatch(given)):
+        return bool(_LESS.search(gold)) and not _is_range(gold) and formula(given, gold, "finished")
     for cut in (_matrix, _tuple, _union):
         if (verdict := cut(given, gold, formula)) is not None:
             return verdict
-    if (text := words(gold)) is not None and ("\\text" in gold or len(text) > 2):
+    if (text := words(gold)) is not None and ("\\text" in gold or _LETTERS.search(text)):
         return words(given) == text
+    if (time := _CLOCK.fullmatch(given)) and (gold_time := _CLOCK.fullmatch(gold)):
+        return time.groups() == gold_time.groups()
     (bare, unit), (gold_bare, gold_unit) = split_unit(given), split_unit(gold)
     if unit or gold_unit:
         return unit_ratio(unit, gold_unit) == 1 and _same_part(bare, gold_bare, formula)
@@ -121,7 +141,7 @@ def _agrees(side: str, last: str, formula: Formula) -> bool:
 def _rounding(about: list[str], gold: str, formula: Formula) -> bool:
     r"""Return the verdict on a value and its roundings, the parts of a text between ``\approx``."""
     exact, *rounded = about
-    named, value = _labelled(exact)
+    named, value = labelled(exact)
     number = read_number(value)
     if not rounded or _NAME.fullmatch(exact):
         return _same_part(about[-1], gold, formula)
@@ -135,25 +155,27 @@ def _rounding(about: list[str], gold: str, formula: Formula) -> bool:
     return any(_same_part(part, gold, formula) for part in (exact if named else value, *rounded))
 
 
-def _labelled(text: str) -> tuple[str | None, str]:
-    r"""Return the name and the value of ``x = 5`` or ``x \in [0, 1]``; without a name, None and the text."""
-    sides = split(text, _EQUALS)
-    if len(sides) == 2 and _NAME.fullmatch(sides[0].strip()):
-        return squeezed(sides[0]), sides[1].strip()
+def labelled(text: str) -> tuple[str | None, str]:
+    r"""Return the name and the value of ``x = 5``, ``5 = x`` or ``x \in [0, 1]``; without a name, None and the text."""
+    sides = [side.strip() for side in split(text, _EQUALS)]
+    if len(sides) == 2 and _NAME.fullmatch(sides[0]):
+        return squeezed(sides[0]), sides[1]
+    if len(sides) == 2 and "=" in text and _NAME.fullmatch(sides[1]):
+        return squeezed(sides[1]), sides[0]
     return None, text
 
 
 def _listed(text: str) -> list[str]:
     """Return the answers that a text lists, with or without the braces of a set. Words are only a list if all of them
     are single letters, such as "A, B"."""
-    _, value = _labelled(text)
+    _, value = labelled(text)
     if (inner := _SET.fullmatch(value)) and whole(value):
         text = inner[1]
     if (plain := words(text)) is not None:
         if any(len(word) > 1 for word in re.findall(r"\w+", plain) if word not in ("and", "or")):
             return [text]
         text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
-    return [part for each in split(text, _LIST) if (part := each.strip())] or [text]
+    return [part for each in split(text, _LIST) if (part := each.strip().removesuffix("."))] or [text]
 
 
 def _both_signs(text: str) -> str:
@@ -213,7 +235,7 @@ def _is_range(text: str) -> bool:
     r"""Return whether a text is a range such as ``1 \le x < 2``: one name between bounds without names."""
     sides = [side.strip() for side in _LESS.split(text)]
     bounds = [side for side in sides if re.search("[A-Za-z]", _STRUCTURE.sub("", side))]
-    return len(sides) > 1 and len(bounds) == 1 and bool(_NAME.fullmatch(bounds[0]))
+    return len(sides) > 1 and "," not in text and len(bounds) == 1 and bool(_NAME.fullmatch(bounds[0]))
 
 
 def _union(given: str, gold: str, formula: Formula) -> bool | None:

@@ -1,55 +1,46 @@
 r"""Formulas compared by math-verify (github.com/huggingface/Math-Verify), in a worker process, as LaTeX only.
 
 An expression that still has to be computed is not an answer: sums, integrals, binomials, arithmetic of plain numbers
-and the like are wrong unless the gold answer has them too. Where the question asks for a form, or states the answer in
-another form ("Factor x^2 - 1"), the form counts.
+and the like are wrong unless the gold answer has them too.
 """
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 from whet.base.extras import extra
-from whet.tasks.math.answers import How, same
-from whet.tasks.math.notation import same_text, squeezed, tidy
+from whet.tasks.math.answers import How
 from whet.tasks.math.written_numbers import Number, read_number
 
 _COMMANDS = (
     "sum|prod|int|iint|iiint|oint|lim|limsup|liminf|binom|choose|det|gcd|lcm|max|min|sup|inf|bmod|pmod|mod|lfloor|rfloor"
     "|lceil|rceil|arg|Re|Im|begin|partial|nabla|sinh|cosh|tanh|star|circ"
 )
-_FUNCTIONS = "sin|cos|tan|sec|csc|cot|arcsin|arccos|arctan|log|ln|lg|exp"
+_FUNCTIONS = "sin|cos|tan|sec|csc|cot|arcsin|arccos|arctan|log|ln|lg"
 _COMMAND = re.compile(rf"\\(?:({_FUNCTIONS})|({_COMMANDS}))(?![A-Za-z])")
-_OPERATOR = re.compile(r"\\text\s*\{([^{}]*)|(!|\*\*|\|)")
+_OPERATOR = re.compile(r"\\text\s*\{([^{}]*)|(!|\*\*|\||%)")
 _LETTER = re.compile(r"\\text\{([A-Za-z])\}")
 _POWER = re.compile(r"\^\s*(?:\{\s*[+-]?\s*([0-9]+)|([0-9]))")
 _TOWER = re.compile(r"\^\s*(?:\{[^{}]*\^|\w\s*\^)")
-_FORM = re.compile(
-    r"\b(?:simpl|lowest terms|factor(?:ed|ing|ise|ize)?\b|expand|rationali[sz]|partial fraction)", re.IGNORECASE
-)
-_QUOTIENT = re.compile(r"\\frac\{?((?<=\{)[0-9]+|[0-9])\}?\{?((?<=\{)[0-9]+|[0-9])\}?")
-_FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
+_INDEX = re.compile(r"[0-9)}]\s*_")
 _POINTS = (0.6180339887, 2.2360679775, 5.0990195136)
-_MOST_FORMULAS = 8  # of a question, compared with the answer
 
 
 class Unreadable(ValueError):
     """A gold answer that math-verify can't read."""
 
 
-def judge(given: str, gold: str, question: str) -> bool:
-    """Return whether an answer is right. Raises ``Unreadable`` for a gold answer that can't be compared."""
-    if not same(given, gold, formula):
-        return False
-    return not restates(given, gold, question)
-
-
 def formula(given: str, gold: str, how: How) -> bool:
     """Return whether two formulas are equal in the sense of ``how``."""
     given, gold = (_LETTER.sub(r"\1", text) for text in (given, gold))
     finished = how == "finished"
-    if (finished and _commands(given) - _commands(gold)) or _too_hard(given, gold):
+    if (finished and (_commands(given) - _commands(gold) or _relations(given) - _relations(gold))) or _too_hard(
+        given, gold
+    ):
+        return False
+    if _INDEX.search(given) and not _INDEX.search(gold):  # math-verify drops the base of a number
         return False
     gold_term = parsed(gold)
     if gold_term is None:
@@ -68,7 +59,13 @@ def formula(given: str, gold: str, how: How) -> bool:
             return _close(*exact, read_number(given))
         if (verdict := _equal_at_points(term, gold_term)) is not None:
             return verdict
-    except (ArithmeticError, AttributeError, TypeError, ValueError):  # an unusual formula, such as a sum of sets
+    except (
+        ArithmeticError,
+        AttributeError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ):  # an unusual formula, such as a sum of sets
         return False
     if how != "finished":
         return False  # sides of an equation are terms, which were compared above
@@ -82,10 +79,17 @@ def formula(given: str, gold: str, how: How) -> bool:
 def parsed(text: str) -> object:
     """Return the unevaluated sympy object that math-verify parses from the text; None where it can't parse it."""
     with extra("tasks", "grading a formula"):
+        from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
         from math_verify import LatexExtractionConfig, parse
 
+    # its units would turn the variable of "2t" into tonnes, and drop it; ours were taken off before
+    reading = NormalizationConfig(units=False, malformed_operators=True, nits=True)
     text = re.sub(r"(?<=[0-9})])\s*i(?![A-Za-z])", " i", text)
-    parses = parse(f"\\boxed{{{text}}}", [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None)
+    parses = parse(
+        f"\\boxed{{{text}}}",
+        [LatexExtractionConfig(boxed_match_priority=0, normalization_config=reading)],
+        parsing_timeout=None,
+    )
     return parses[0] if parses else None
 
 
@@ -93,6 +97,11 @@ def _commands(text: str) -> set[str]:
     """Return the names of the operations in a text. Functions such as sine and logarithm share one name."""
     named = {"function" if match[1] else match[2] for match in _COMMAND.finditer(text)}
     return named | {match[1] or match[2] for match in _OPERATOR.finditer(text)}
+
+
+def _relations(text: str) -> set[str]:
+    """Return the relations in a text that make it a statement about a value, as in "2(x = 3)"."""
+    return set(re.findall(r"=|\\approx(?![A-Za-z])", text))
 
 
 def _too_hard(given: str, gold: str) -> bool:
@@ -115,15 +124,22 @@ def _depth(text: str) -> int:
 
 
 def _open_operations(expression: object) -> set[str]:
-    """Return the kinds of operations that a formula leaves to compute: sums, products and powers of plain numbers and,
-    in a formula without variables, products of sums."""
+    """Return the kinds of operations that a formula leaves to compute: sums, products and powers of plain numbers, sums
+    of like terms, products of powers of one base, derivatives and, in a formula without variables, products of sums."""
     import sympy
 
     kinds = set[str]()
     for node in sympy.preorder_traversal(expression):
         if isinstance(node, sympy.Add) and sum(_plain(part) for part in node.args) > 1:
             kinds.add("sum")
+        elif isinstance(node, sympy.Derivative):
+            kinds.add("derivative")
+        if isinstance(node, sympy.Add) and _repeats(sympy.Mul(*_factors(part)) for part in node.args):
+            kinds.add("like terms")
         elif isinstance(node, sympy.Mul):
+            powers = [part.as_base_exp() for part in node.args]
+            if _repeats(base for base, power in powers if power.is_Rational and (base.is_Symbol or power != 1)):
+                kinds.add("powers")
             numbers = [part for part in node.args if part.is_Rational and part != -1 and part != 1]
             under = [part for part in node.args if part.is_Pow and part.args[0].is_Rational and part.args[1] == -1]
             whole = sum(part.is_Integer for part in numbers)
@@ -137,6 +153,19 @@ def _open_operations(expression: object) -> set[str]:
             elif not _variables(node) and isinstance(node.args[0], sympy.Add):
                 kinds.add("product of sums")
     return kinds
+
+
+def _factors(term: Any) -> list[Any]:
+    """Return the factors of a term that are not rational numbers."""
+    import sympy
+
+    return [factor for factor in sympy.Mul.make_args(term) if not _plain(factor)]
+
+
+def _repeats(parts: Iterable[object]) -> bool:
+    """Return whether two parts are equal, other than numbers."""
+    listed = [part for part in parts if part != 1]
+    return len(set(listed)) < len(listed)
 
 
 def _plain(expression: Any) -> bool:
@@ -184,13 +213,18 @@ def _equal_at_points(term: Any, gold_term: Any) -> bool | None:
     None where they have no values there."""
     import sympy
 
-    if not all(isinstance(each, sympy.Expr) and not isinstance(each, sympy.MatrixBase) for each in (term, gold_term)):
+    if not all(
+        isinstance(each, sympy.Expr) and not isinstance(each, sympy.MatrixBase | sympy.MatrixExpr)
+        for each in (term, gold_term)
+    ):
         return None
     names = sorted({symbol.name for symbol in term.free_symbols | gold_term.free_symbols})
-    for point in _POINTS:
+    absolute = gold_term.has(sympy.Abs) or term.has(sympy.Abs)
+    for point in (*_POINTS, -_POINTS[0]) if absolute else _POINTS:
         values = []
         for expression in (term, gold_term):
-            at = {symbol: point + names.index(symbol.name) / sympy.Integer(7) for symbol in expression.free_symbols}
+            begin = sympy.Float(point, 40)  # a float of Python has too few digits where terms cancel
+            at = {symbol: begin + names.index(symbol.name) / sympy.Integer(7) for symbol in expression.free_symbols}
             values.append(expression.subs(at | {symbol: sympy.I for symbol in at if symbol.name == "i"}).evalf(30))
         if not all(value.is_number and value.is_finite for value in values):
             return None
@@ -209,83 +243,3 @@ def _close(value: Any, gold_value: Any, written: Number | None) -> bool:
         return True
     decimal = written is not None and written.form == "decimal" and written.decimals >= 6
     return bool(decimal and written and size * 10**written.decimals >= 10**5 and error * 10**written.decimals < 1)
-
-
-def restates(given: str, gold: str, question: str) -> bool:
-    """Return whether a right answer only repeats a formula of the question, or lacks the form that it asks for."""
-    given, gold = tidy(given), tidy(gold)
-    if not question or same_text(given, gold):
-        return False
-    formulas = _formulas(question)
-    if _stated(given, formulas, squeezed(tidy(question))):
-        return not _same_form(given, gold)
-    if _FORM.search(question) or any(_equals(part, gold) for part in formulas):
-        return not _same_form(given, gold, stated=False)
-    return False
-
-
-def _stated(given: str, formulas: list[str], asked: str) -> bool:
-    """Return whether the answer is one of the question's formulas, or a whole number in its text ``asked``."""
-    parts = {squeezed(given), _QUOTIENT.sub(r"\1/\2", squeezed(given))}
-    if parts & {_QUOTIENT.sub(r"\1/\2", squeezed(formula)) for formula in formulas}:
-        return True
-    numbers = [re.escape(part) for part in parts if not part[:1].isalpha()]
-    return any(re.search(rf"(?<![0-9.,/]){part}(?![0-9/]|[.,][0-9])", asked) for part in numbers)
-
-
-def _formulas(question: str) -> list[str]:
-    """Return the sides of the formulas of a question, the first ones."""
-    formulas = [tidy(next(part for part in match.groups() if part)) for match in _FORMULA.finditer(question)]
-    parts = [side.strip() for formula in formulas for side in re.split(r"(?<![<>])=", formula)]
-    return [part for part in parts if len(part) > 2][:_MOST_FORMULAS]
-
-
-def _equals(part: str, gold: str) -> bool:
-    try:
-        return not read_number(gold) and same(part, gold, _value)
-    except Unreadable:
-        return False
-
-
-def _value(given: str, gold: str, how: How) -> bool:
-    return formula(given, gold, "value")
-
-
-def _same_form(given: str, gold: str, stated: bool = True) -> bool:
-    """Return whether two equal answers have the same form. ``stated``: the question states the answer, so that also the
-    number of operations must be the same."""
-    number, gold_number = read_number(given), read_number(gold)
-    if number and gold_number:
-        if not stated:
-            return number.reduced or not gold_number.reduced
-        form = (number.form, number.reduced, number.percent)
-        return form == (gold_number.form, gold_number.reduced, gold_number.percent)
-    import sympy
-
-    term, gold_term = parsed(given.rpartition("=")[2]), parsed(gold.rpartition("=")[2])
-    if not isinstance(term, sympy.Expr) or not isinstance(gold_term, sympy.Expr):
-        return True
-    if stated and term.count_ops() != gold_term.count_ops():
-        return False
-    return _shape(term) == _shape(gold_term)
-
-
-def _shape(expression: object) -> tuple[int, int, bool, bool]:
-    """Return the number of factors other than numbers in the numerator and in the denominator, whether the denominator
-    has a root, and whether a root can be simplified."""
-    import sympy
-
-    above = below = 0
-    for factor in sympy.Mul.make_args(expression):
-        base, power = factor.as_base_exp()
-        if not base.is_Rational and power.is_Integer:
-            above, below = above + max(0, int(power)), below + max(0, -int(power))
-    powers = [node for node in sympy.preorder_traversal(expression) if isinstance(node, sympy.Pow)]
-    roots = [node for node in powers if not node.args[1].is_Integer]
-    under = [node.args[0] for node in powers if node.args[1].is_negative]
-    return (
-        above,
-        below,
-        any(node in roots for base in under for node in sympy.preorder_traversal(base)),
-        any(root.args[0].is_Rational and root.doit() != root for root in roots),
-    )

@@ -17,9 +17,10 @@ from whet.tasks.base import Environments
 from whet.tasks.cases import question_of
 from whet.tasks.grading import POOLED, GradingPool
 from whet.tasks.math.answers import How, same
-from whet.tasks.math.formulas import Unreadable, judge, restates
+from whet.tasks.math.formulas import Unreadable
 from whet.tasks.math.notation import last_boxed as last_boxed
 from whet.tasks.math.notation import squeezed, tidy
+from whet.tasks.math.restated import judge, restates
 from whet.tasks.math.written_numbers import equal, read_number
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"

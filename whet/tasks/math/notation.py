@@ -14,6 +14,8 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 _OPEN, _CLOSE = frozenset(("(", "[", "{", "\\{", "\\begin")), frozenset((")", "]", "}", "\\}", "\\end"))
 
+_WRAPPED = re.compile(r"(?:\\(?:mathbf|boldsymbol|mathit|bm))?\s*\{")  # a whole answer in braces or in bold
+_OPEN_END = re.compile(r"(?:\\|(?:\.{3}|\\l?dots|…)\W*)$")  # an escaped character, or an unfinished list
 _PLAIN = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _REWRITES = [
     (re.compile(pattern), by)
@@ -22,15 +24,24 @@ _REWRITES = [
             r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|mathrm\{\s*\}|text\{\s*\})(?![A-Za-z])|\\!",
             "",
         ),
+        (r"(?<!\\)\\\\\[[0-9. a-z]*\]", r"\\\\"),  # space after a row of a matrix
+        (r"\\text(?:rm)?\{\s*(?:US)?\\\$\s*\}|(?:\bUS)?\\\$|\\(?:textdollar|mathdollar)(?![A-Za-z])", r"\\$"),
         (r"(?<!\\)(?:\\[()\[\]]|\$)", ""),  # maths mode
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
-        (r"\\(?:mathrm|textrm|textsf|mathsf|texttt|textit|textbf|textnormal|mbox|operatorname\*?)\s*(?=\{)", r"\\text"),
+        (
+            r"\\(?:mathrm|textrm|textsf|mathsf|texttt|textit|textbf|textnormal|emph|underline|mbox|operatorname\*?)\s*(?=\{)",
+            r"\\text",
+        ),
         (r"\\text\s+(?=\{)", r"\\text"),
+        (r"\\(?:text)?color\s*\{[A-Za-z]+\}", ""),
+        (r"\\text\{\s*(?i:(?:the )?(?:final )?answer(?: is)?) ?:?\s*\}|^\s*\*\*|\*\*\s*$", ""),
         (r"\\text\{(sin|cos|tan|sec|csc|cot|arcsin|arccos|arctan|log|ln)\}", r"\\\1 "),
         (r"\\(?:mathbf|boldsymbol|mathit|bm|textbf)\s*\{([A-Za-z]|[^{}A-Za-z]*)\}", r"\1"),
         (r"\\leq?(?![A-Za-z])|≤", r"\\le "),
         (r"\\geq?(?![A-Za-z])|≥", r"\\ge "),
+        (r"\\varnothing(?![A-Za-z])|∅|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\neq(?![A-Za-z])|≠", r"\\ne "),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\%|\\text\{\s*(?:\\?%|percent)\s*\}|\bpercent\b", "%"),
@@ -44,20 +55,29 @@ _REWRITES = [
         (r"≈|\\simeq(?![A-Za-z])", r"\\approx "),
         (r"±", r"\\pm "),
         (r"√\s*([0-9]+)", r"\\sqrt{\1}"),
+        (r"(?:√|(?<![\\A-Za-z])sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
         (r"√", r"\\sqrt "),
         (r"∪", r"\\cup "),
         (
-            r"\^\s*\{?\s*\\circ\s*\}?|°|\\degree(?![A-Za-z])|\\textdegree(?![A-Za-z])|\\text\{\s*degrees?\s*\}",
+            r"(?:\{\})?\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|°|\\(?:text)?degree(?![A-Za-z])|\\text\{\s*degrees?\s*\}"
+            r"|(?<=[0-9])\^(?:o\b|\{o\})",
             r"^\\circ ",
         ),
-        (r"\\begin\{[pb]?matrix\}", r"\\begin{matrix}"),
-        (r"\\end\{[pb]?matrix\}", r"\\end{matrix}"),
+        (r"\\begin\{(?:[pb]?(?:small)?matrix|array\}\{[clr| ]*)\}", r"\\begin{matrix}"),
+        (r"(?:\\\\\s*)?\\end\{(?:[pb]?(?:small)?matrix|array)\}", r"\\end{matrix}"),
+        (r"[(\[]\s*(\\begin\{matrix\}(?:(?!\\end).)*\\end\{matrix\})\s*[)\]]", r"\1"),
+        (r"\{([^{}]+)\\over(?![A-Za-z])([^{}]+)\}", r"\\frac{\1}{\2}"),
+        (r"(?<![\w)}])\(([+-]?[0-9]+)\)/\(([0-9]+)\)", r"\\frac{\1}{\2}"),
+        (r"\\text\{([0-9]+)\}", r"\1"),
         (r"\\frac\s*([0-9])\s*([0-9])(?![0-9])", r"\\frac{\1}{\2}"),  # \frac12
         (r"\\frac\s*([0-9A-Za-z])\s*(?=\{)", r"\\frac{\1}"),
         (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
         (r"\\frac\s+(?=\{)", r"\\frac"),
         (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
         (r"(?<=[(\[, ])\+(?=\s*\\infty)", ""),
+        (r"(?<=\.[0-9])([0-9]+) ?(?:\\ldots|\\dots|…|\.{3})$", r"\1"),
+        (r"^ *= *", ""),
         (r" {2,}", " "),
     )
 ]
@@ -105,15 +125,15 @@ def tidy(text: str) -> str:
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     while True:
-        text = text.strip().rstrip(".;:, ") if not text.rstrip().endswith("\\") else text.strip()
-        if not (text.startswith("{") and whole(text)):
+        text = text.strip() if _OPEN_END.search(text) else text.strip().rstrip(".;:, ")
+        if (wrapped := _WRAPPED.match(text)) is None or not whole(text[wrapped.end() - 1 :]):
             return text
-        text = text[1:-1]
+        text = text[wrapped.end() : -1]
 
 
 def squeezed(text: str) -> str:
-    """Return a tidy text without spaces and without braces around single characters."""
-    return re.sub(r"\{([A-Za-z0-9])\}", r"\1", text.replace(" ", ""))
+    """Return a tidy text without spaces, except between digits, and without braces around single characters."""
+    return re.sub(r"\{([A-Za-z0-9])\}", r"\1", re.sub(r"(?<![0-9]) | (?![0-9])", "", text))
 
 
 def same_text(text: str, other: str) -> bool:

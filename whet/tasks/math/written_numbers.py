@@ -25,27 +25,49 @@ _MIXED = re.compile(r"([0-9]+)(?:\s*\\frac\{\s*([0-9]+)\s*\}\{\s*([0-9]+)\s*\}| 
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _BASE = re.compile(
     r"\(?0*([0-9][0-9A-Za-z ]*)\)?\s*"
-    r"(?:_\s*(?:\{\s*(?:\\text\{\s*)?(\w+)\s*\}?\s*\}|([0-9]))|(?:\\text\{\s*)?\s?base\s*\}?[ -]*(\w+)\s*\}?)"
+    r"(?:_\s*(?:\{\s*(?:\\text\{\s*)?(\w+)\s*\}?\s*\}|([0-9]))"
+    r"|(?:\\text\{\s*)?\(?(?:in )?\s?base\s*\}?[ -]*(\w+)\)?\s*\}?)"
 )
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _NOT_UNITS = frozenset(  # words that change the meaning of the number before them
     "or and not no is isn isnt either maybe if than minus plus times squared cubed over divided mod modulo base "  # noqa: SIM905
-    "half halves third thirds quarter quarters dozen pi to e i rad more less out from choose".split()
+    "half halves third thirds quarter quarters dozen pi to e i rad more less out from choose "
+    "fifth fifths sixth sixths eighth eighths tenth tenths hundredth hundredths thousandth thousandths tens hundreds "
+    "thousands mille permille score gross lakh crore squares cubes factorial double doubled twice thrice triple "
+    "tripled below above under negative fewer wrong false".split()
 )
 _UNIT = re.compile(r"[A-Za-z][A-Za-z .,'/\-]*(?:\^\s*\{?[23]\}?)?")
 _SCALED = re.compile(rf"({_DECIMAL})\s*(\\text\{{)?\s*({'|'.join(_SCALES)})\b(.*)")
+_CURRENCIES = {
+    currency: name
+    for name, marks in (
+        ("dollar", r"\$ USD"),
+        ("euro", r"€ \euro EUR"),
+        ("sterling", r"£ \pounds GBP"),
+        ("yen", "¥"),
+        ("rupee", "₹ Rs Rs."),
+    )
+    for currency in marks.split()
+}
+_MARK = "|".join(map(re.escape, sorted(_CURRENCIES, reverse=True)))
+_CURRENCY = re.compile(rf"(?:\\text\{{\s*({_MARK})\s*\}}|({_MARK}))\s*(?=[0-9.(+\-\\])")
+_CURRENCY_BEHIND = re.compile(rf"\s*({_MARK})$")
 _TABLE = {  # quantity -> its units, each with its size in the first unit
     "length": "m meter metre=1 km kilometer kilometre=1000 cm centimeter centimetre=1/100 "
     "mm millimeter millimetre=1/1000 in inch=127/5000 ft foot feet=381/1250 yd yard=1143/1250 mi mile=201168/125",
     "mass": "g gram=1 kg kilogram=1000 mg milligram=1/1000 lb pound=45359237/100000 oz ounce=45359237/1600000",
     "time": "s sec second=1 min minute=60 h hr hour=3600 day=86400 week=604800",
     "volume": "l liter litre=1 ml milliliter millilitre=1/1000",
-    "money": "dollar=1 cent=1/100",
+    "money": "dollar usd=1 cent=1/100",
     "angle": "degree deg=1 radian=0",
+    "morning": "am=1",
+    "afternoon": "pm=1",
     "temperature": "f fahrenheit=1",
     "temperature in C": "c celsius=1",
-    "other money": "euro=1",
-    "pounds of money": "sterling=1",
+    "other money": "euro eur=1",
+    "pounds of money": "sterling gbp=1",
+    "yen": "yen=1",
+    "rupees": "rupee=1",
 }
 _DEGREES = {"angle^1", "temperature^1", "temperature in C^1"}
 _UNITS = {
@@ -73,17 +95,16 @@ def read_number(text: str) -> Number | None:
     """Return the number that a tidy text is; None for anything else, also for an expression to be computed."""
     if len(text) > _LONGEST:
         return None
-    sign, text = 1, text.strip()
+    sign, signs, text = 1, 0, text.strip()
     currency = ""
     for _ in range(8):
         if text.startswith(("-", "+")):
-            sign, text = -sign if text[0] == "-" else sign, text[1:].lstrip()
-            if text.startswith(("-", "+")):
-                return None
-        elif text.startswith(("\\$", "€", "\\euro", "£", "\\pounds")):
-            currency = {"\\": "dollar", "€": "euro", "£": "sterling"}[text[0]]
-            text = text.lstrip("\\$€£").removeprefix("euro").removeprefix("pounds").lstrip()
-        elif text.startswith(("(", "{")) and whole(text):
+            sign, signs, text = -1 if text[0] == "-" else 1, signs + 1, text[1:].lstrip()
+            if signs > 1:
+                return None  # "-(-5)" is to be computed
+        elif match := _CURRENCY.match(text):
+            currency, text = _CURRENCIES[match[1] or match[2]], text[match.end() :]
+        elif (text.startswith("{") or (text.startswith("(") and "," not in text)) and whole(text):
             text = text[1:-1].strip()
         elif (inner := re.fullmatch(r"\\text\{([^{}]*)\}", text)) and re.search("[0-9]", text):
             text = inner[1].strip()
@@ -98,8 +119,8 @@ def read_number(text: str) -> Number | None:
     text, unit = split_unit(text)
     percent = text.endswith("%")
     text = text.removesuffix("%").rstrip()
-    if text.endswith("\\$"):
-        text, currency = text[:-2].rstrip(), "dollar"
+    if match := _CURRENCY_BEHIND.search(text):
+        text, currency = text[: match.start()], _CURRENCIES[match[1]]
     number = _unsigned(text)
     if number is None:
         return None
@@ -225,7 +246,7 @@ def equal(given: Number, gold: Number) -> bool:
         digits = gold.base[0].lstrip("-") if gold.base else ""
         return digits.isdecimal() and given.form == "integer" and given.value == gold.value
     ratio = unit_ratio(given.unit, gold.unit)
-    if ratio is None:
+    if ratio is None or (given.percent and gold.unit) or (given.unit and gold.percent):
         return False
     value = given.value * ratio
     if given.form == "fraction" and not given.reduced and (gold.form != "fraction" or gold.value.denominator == 1):
