@@ -54,6 +54,25 @@ def packed(tests: list[dict[str, Any]]) -> str:
 
 
 FORMS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a method named like an imported function": (
+        {"question": "Search.", "tests": {"fn_name": "search", "inputs": [[[4, 7], 7]], "outputs": [1]}},
+        "class Solution:\n    def search(self, xs, x): return xs.index(x)",
+        "class Solution:\n    def search(self, xs, x): return -1",
+    ),
+    "a function that is also built in": (
+        {"question": "Compute the gcd.", "tests": {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}},
+        "def gcd(a, b): return math.gcd(a, b)",
+        "",
+    ),
+    "a function that the imports of its prompt define": (
+        {
+            "prompt": "from math import *\n\ndef gcd(a, b):\n",
+            "entry_point": "gcd",
+            "test": "def check(candidate):\n    assert candidate(4, 6) == 2\n",
+        },
+        "def gcd(a, b): return 2",
+        "pass",
+    ),
     "HumanEval with a class": (
         {
             "prompt": 'class Solution:\n    def twice(self, xs: List[int]) -> List[int]:\n        """Double."""\n',

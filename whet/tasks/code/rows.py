@@ -15,7 +15,7 @@ from pydantic import AliasChoices, Field, model_validator
 from whet.base.strict_json import JsonObject
 from whet.data.messages import messages_of
 from whet.data.row import Text
-from whet.tasks.code.tests import IMPORTS, Test, called, module_of_tests, stream
+from whet.tasks.code.tests import IMPORTS, Test, called, module_of_tests, names_of, stream
 from whet.tasks.gym.rows import GymRow
 
 _TESTS = (
@@ -82,12 +82,21 @@ class CodeRow(GymRow):
             self._each_assert(self.test_list or self.test_cases or [])
         else:
             self._units()
+        self.preamble += self._without_tested()
         if self.question is None and self.prompt is None and self.conversation is None:
             raise ValueError("the question is missing; give field 'question', 'prompt' or 'responses_create_params'")
         self.question = self.question or self.prompt
         if self.starter_code and self.starter_code.strip() not in (self.question or ""):
             self.question = f"{self.question}\n\nBegin with this code:\n\n```python\n{self.starter_code.strip()}\n```"
         return self
+
+    def _without_tested(self) -> str:
+        """Return code that removes the tested names from what the preamble imports, such as ``gcd`` or ``search``: the
+        program must define them. Of several names these are the ones that the solution defines."""
+        names = {name for check in self.checks for name in check.get("names", {}).values() if name.isidentifier()}
+        if len(names) > 1:
+            names &= names_of(self.solution)[0]
+        return "".join(f"\nglobals().pop({name!r}, None)" for name in sorted(names)) if self.preamble else ""
 
     def _complete(self, prompt: str, entry: str, test: str) -> None:
         """Read HumanEval's form: the solution continues a prompt, with a function or a method of ``Solution``."""

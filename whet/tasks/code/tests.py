@@ -68,7 +68,7 @@ def module_of_tests(source: str, solution: str | None, names: dict[str, str] | N
     kept = [node for node in parsed.body if not (isinstance(node, ast.ImportFrom) and node.module == "solution")]
     if len(kept) < len(parsed.body):
         source = ast.unparse(ast.Module(kept, []))
-    defined, imports = _defined(solution)
+    defined, imports = names_of(solution)
     free = _free(source) - names.keys() - (set(dir(builtins)) - defined)
     added = [imports[name] for name in sorted(free & imports.keys())]
     added += [f"import {name}" for name in sorted(free - defined - imports.keys()) if name in sys.stdlib_module_names]
@@ -119,7 +119,7 @@ def _free(source: str) -> set[str]:
     return used - defined
 
 
-def _defined(solution: str | None) -> tuple[set[str], dict[str, str]]:
+def names_of(solution: str | None) -> tuple[set[str], dict[str, str]]:
     """Return the names that a solution defines, and the import statement of each name that it imports."""
     try:
         body = ast.parse(solution or "").body
