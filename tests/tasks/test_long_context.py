@@ -55,6 +55,7 @@ def test_exactly_all_items_can_be_asked_for_and_none_can_be_right():
     assert grade("Final Answer: [a]", "a", "b", taskset=exact) == {"reward": 0, "correct": 0, "format": 1, "copied": 0}
     assert grade("Final Answer: []")["reward"] == 1
     assert grade("Final Answer: [a]")["reward"] == 0
+    assert grade("Final Answer: [Paris, France]", "Paris, France", taskset=exact)["reward"] == 1
 
 
 def test_a_copy_of_the_text_earns_nothing_and_a_quotation_costs_nothing():

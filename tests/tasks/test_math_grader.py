@@ -363,6 +363,7 @@ def test_an_answer_counts_for_what_it_states_not_for_what_could_be_computed(grad
         ("Write $y-3=2(x-1)$ in slope-intercept form", "y-3=2(x-1)", "y=2x+1", 0),
         ("Write $y-3=2(x-1)$ in slope-intercept form", "2x+1=y", "y=2x+1", 1),
         ("What is the line through both points?", "y-2x=1", "y=2x+1", 1),
+        ("Give the simplest equation.", "1=x", "x=1", 1),
         ('Enter "odd" or "even".', '"odd"', "\\text{odd}", 1),
     ],
 )

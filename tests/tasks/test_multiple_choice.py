@@ -37,6 +37,8 @@ def grade(taskset, task, answer):
         ("\\boxed{\\text{B}}", "B"),
         ("\\boxed{\\textbf{\\text{ (B) }}}", "B"),
         ("\\boxed{B: blue}", "B"),
+        ("\\boxed{B — blue}", "B"),
+        ("\\boxed{\\textcolor{red}{B}}", "B"),
         ("\\boxed{B) Blue.}", "B"),
         ("\\boxed{B. because the sky is}", "B"),
         ("\\boxed{D: E. coli}", "D"),

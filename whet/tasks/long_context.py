@@ -173,8 +173,8 @@ class LongContext(SourcedTasks[Items]):
         match = _LAST_LINE.fullmatch(last[:100_000])
         if match is None:
             return {"reward": 0.0, "correct": 0.0, "format": 0.0}
-        items = [item.strip().strip("\"'*`").casefold() for item in match[1].split(",") if item.strip()]
-        given, right = set(items), {item.strip().casefold() for item in task.data.answer}
+        items, right = _items(match[1]), set(_items(",".join(task.data.answer)))
+        given = set(items)
         hits = len(given & right)
         f1 = 2 * hits / (len(given) + len(right)) if given or right else 1.0
         copied = self._copied("\n".join(before), task)
@@ -204,6 +204,11 @@ def _scattered(rng: random.Random, facts: Sequence[str], words: int) -> str:
     order = iter(facts)
     places = set(rng.sample(range(len(facts) + len(fillers)), len(facts)))
     return " ".join(next(order) if place in places else fillers.pop() for place in range(len(facts) + len(fillers)))
+
+
+def _items(text: str) -> list[str]:
+    """Return the items between commas. An item of a right answer that has a comma counts as two items."""
+    return [item.strip().strip("\"'*`").casefold() for item in text.split(",") if item.strip()]
 
 
 def _words(text: str) -> list[str]:

@@ -18,7 +18,8 @@ with extra("tasks", "data.type=multiple_choice"):
 Mode = Literal["boxed", "lenient", "line", "regex"]
 
 _WRAPPER = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathsf|mathit|mathtt|boldsymbol|bm)\s*\{(.*)\}",
+    r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathsf|mathit|mathtt|boldsymbol|bm"
+    r"|(?:text)?color\{\w+\})\s*\{(.*)\}",
     re.DOTALL,
 )
 _INNER = re.compile(r"\\(?:text|textbf|textrm|mathrm)\s*\{([^{}]*)\}")
@@ -26,7 +27,7 @@ _SWITCH = re.compile(r"\{?\s*\\(?:bf|it|rm|sf|tt|bfseries|itshape)\b\s*(.*?)\}?"
 _CALLED = re.compile(
     r"(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)(?:\s+is)?\s*:?\s+(?=\W*[A-Za-z]\b)", re.IGNORECASE
 )
-_LABEL = re.compile(r"[^\w\\]*([A-Za-z])(?:[^\w\\]*|[^\w\\]*?[:).\]\-]\s*(.*))", re.DOTALL)  # B, (B), B: text
+_LABEL = re.compile(r"[^\w\\]*([A-Za-z])(?:[^\w\\]*|[^\w\\]*?[:).\]\-–—]\s*(.*))", re.DOTALL)  # B, (B), B: text
 _MARKS = " \t\"'*_`#>-.:$()[]"  # before the word "answer"
 _LINE = re.compile(
     r"(?:(?:so|thus|therefore|hence)\b,?\s+)?(?:the\s+)?(?:(?:final|correct|right|best)\s+)?"

@@ -107,7 +107,7 @@ def _same_form(given: str, gold: str, stated: bool = True) -> bool:
         return form == (gold_number.form, gold_number.reduced, gold_number.percent)
     import sympy
 
-    term, gold_term = parsed(given.rpartition("=")[2]), parsed(gold.rpartition("=")[2])
+    term, gold_term = (parsed(labelled(text)[1].rpartition("=")[2]) for text in (given, gold))
     if not isinstance(term, sympy.Expr) or not isinstance(gold_term, sympy.Expr):
         return True
     if stated and (term.count_ops() != gold_term.count_ops() or type(term) is not type(gold_term)):
