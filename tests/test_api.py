@@ -1,6 +1,7 @@
 """whet from Python: a recipe by name or as values, in scripts and in notebooks."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -87,6 +88,20 @@ def test_a_callback_that_cannot_be_called_is_refused_before_the_first_step(
         with pytest.raises(ConfigError, match=words):
             call()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, whet.SPINS), ({"OMP_WAIT_POLICY": "ACTIVE"}, "unset"), ({"GOMP_SPINCOUNT": "7"}, "7")],
+    ids=["nothing is set", "a policy is set", "a number is set"],
+)
+def test_waiting_threads_spin_for_a_short_time_unless_the_environment_says_otherwise(
+    given: dict[str, str], spins: str
+) -> None:
+    code = "import whet, os; print(os.environ.get('GOMP_SPINCOUNT', 'unset'))"
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    done = subprocess.run([sys.executable, "-c", code], env=others | given, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{spins}\n"
 
 
 def test_the_name_of_the_package_imports_nothing_heavy() -> None:

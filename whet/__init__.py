@@ -1,6 +1,7 @@
 """whet: sharpen a language model after pretraining. Start with ``whet train quickstart``, or from Python with
 ``whet.start("quickstart")``."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -8,6 +9,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["open", "read", "result", "resume", "start", "train"]
+
+# GNU's OpenMP reads this variable when torch is imported. A thread that waits for another one spins first, by default
+# for milliseconds: where other programs use the same cores, it would take the time that the other thread needs.
+SPINS = "5000"
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def __getattr__(name: str) -> Any:

@@ -139,7 +139,7 @@ def threads() -> Iterator[Finding]:
     if policy:
         advice = (
             "unset OMP_WAIT_POLICY: with PASSIVE, waking threads doubles the time of decoding; with ACTIVE, idle "
-            "threads take the cores from graders. whet sets it for processes that share cores"
+            "threads take the cores from graders and from other programs. whet limits how long threads spin"
         )
         yield Finding("OMP_WAIT_POLICY", policy, "advice", advice)
     else:

@@ -52,7 +52,7 @@ Answer = Callable[..., bytes]
 def thread_settings(count: int) -> dict[str, str]:
     """Return the environment of a process that computes on ``count`` threads and does not spin while it waits."""
     kinds = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return dict.fromkeys(kinds, str(count)) | {"OMP_WAIT_POLICY": "PASSIVE"}
+    return dict.fromkeys(kinds, str(count)) | {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 
 class ChildDied(WorkerError):
