@@ -68,6 +68,18 @@ def test_dora_trains_the_norms_of_the_rows(qwen: Any) -> None:
     assert any(not torch.equal(norm, now[name]) for name, norm in norms.items())
 
 
+def test_doras_norms_are_the_same_where_fsdp_gathers_matrices_in_bfloat16(qwen: Any) -> None:
+    learner = worker(qwen, lora=VARIANTS[1], precision="bfloat16")
+    batch = whole(some_batch())
+    learner.update(batch, PolicyGradient())
+    (expected,) = learner.score(batch, {"logprobs"})
+    for name, module in learner.model.named_modules():
+        if name.endswith((".lora_A", ".lora_B")):
+            module.to(torch.bfloat16)
+    (scored,) = learner.score(batch, {"logprobs"})
+    assert torch.equal(scored["logprobs"], expected["logprobs"])
+
+
 def test_rank_stabilised_scaling_is_alpha_over_the_root_of_the_rank(qwen: Any) -> None:
     for lora, scale in ((VARIANTS[0], 3.0), (LoraSettings(rank=4, alpha=6.0), 1.5)):
         scales = {m.scaling["default"] for m in worker(qwen, lora=lora).model.modules() if hasattr(m, "lora_A")}

@@ -36,6 +36,7 @@ from whet.weights.named_weights import ModelWeights
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'whet[qlora]'")
 PLAIN = LoraSettings(rank=4, alpha=6.0)
 NF4 = LoraSettings(rank=4, alpha=6.0, quantize="nf4")
+DORA = LoraSettings(rank=4, alpha=6.0, quantize="nf4", dora=True)
 # The 16 levels of QLoRA's appendix E (arXiv 2305.14314).
 NEGATIVE = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635]
 SMALL = [-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725]
@@ -57,11 +58,13 @@ def nearest_levels(weight: Tensor) -> Tensor:
 
 def plain_twin(of: LearnerWorker, folder: Path, **more: Any) -> LearnerWorker:
     """Return a learner whose ordinary model, in a folder, has the values of the other's base model and adapters."""
-    config = ModelConfig(path=of.config.model.path, lora=NF4)
+    config = of.config.model
+    assert config.lora is not None
     values = dict(ModelWeights(load_model(config, dtype=torch.float32, train=False)).tensors())
     base: Any = load_model(ModelConfig(path=config.path), dtype=torch.float32, train=False)
     base.load_state_dict(values)
-    twin = worker(save_model(folder, base), lora=PLAIN, precision=of.config.learner.computes_in, **more)
+    plain = config.lora.model_copy(update={"quantize": None})
+    twin = worker(save_model(folder, base), lora=plain, precision=of.config.learner.computes_in, **more)
     own = dict(twin.module.by_name())
     with torch.no_grad():
         for name, parameter in of.module.by_name():
@@ -70,9 +73,9 @@ def plain_twin(of: LearnerWorker, folder: Path, **more: Any) -> LearnerWorker:
     return twin
 
 
-def moved(model: Path, precision: str = "float64", **more: Any) -> LearnerWorker:
+def moved(model: Path, precision: str = "float64", lora: LoraSettings = NF4, **more: Any) -> LearnerWorker:
     """Return a learner whose adapters are no longer 0."""
-    learner = worker(model, lora=NF4, precision=precision, **more)
+    learner = worker(model, lora=lora, precision=precision, **more)
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in learner.module.parameters():
@@ -92,13 +95,14 @@ def test_weights_are_rounded_to_the_nearest_level_of_their_block(model: Path) ->
         assert layer.packed.nbytes + layer.scales.nbytes == weight.numel() // 2 + weight.numel() // BLOCK * 4
 
 
+@pytest.mark.parametrize("lora", [NF4, DORA], ids=["lora", "dora"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
 def test_logprobs_and_gradients_are_those_of_ordinary_weights_with_the_same_values(
-    model: Path, tmp_path: Path, precision: str, checkpointing: bool
+    model: Path, tmp_path: Path, precision: str, checkpointing: bool, lora: LoraSettings
 ) -> None:
     settings = {"activation_checkpointing": checkpointing}
-    learner = moved(model, precision, learner=settings)
+    learner = moved(model, precision, lora, learner=settings)
     twin = plain_twin(learner, tmp_path / "plain", learner=settings)
     batch = whole(some_batch())
     mine, theirs = (each.score(batch, {"logprobs", "reference_logprobs"}) for each in (learner, twin))
@@ -117,9 +121,11 @@ def test_the_reference_is_the_quantized_model_without_adapters(model: Path) -> N
     assert torch.equal(scored["reference_logprobs"], expected["logprobs"])
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "up_proj"]])
-def test_a_generator_gets_the_values_that_the_learner_computes_with(model: Path, targets: Any) -> None:
-    learner = worker(model, lora=NF4.model_copy(update={"target_modules": targets}))
+@pytest.mark.parametrize(
+    "lora", [NF4, NF4.model_copy(update={"target_modules": ["q_proj", "up_proj"]}), DORA], ids=["all", "some", "dora"]
+)
+def test_a_generator_gets_the_values_that_the_learner_computes_with(model: Path, lora: LoraSettings) -> None:
+    learner = worker(model, lora=lora)
     for step in range(2):
         learner.update(whole(some_batch(step)), PolicyGradient())
     own = copy.deepcopy(learner.model)
@@ -198,7 +204,6 @@ def test_a_reward_models_head_learns_on_a_quantized_model(tmp_path: Path) -> Non
         ({"learner": {"compile": True}}, "model.lora.quantize = nf4 computes layers in a way that"),
         ({"learner": {"type": "megatron"}}, "learner.type = megatron does not support model.lora"),
         ({"learner": {"float8": True}}, "learner.float8 = true needs precision = bfloat16, one rank, and no LoRA"),
-        ({"model": {"lora": {"quantize": "nf4", "dora": True}}}, "can't be combined with dora = true"),
         ({"model": {"lora": {"quantize": "nf4", "experts": True}}}, "can't be combined with experts = true"),
         ({"model": {"quantize": "nf4"}}, "quantize"),
     ],

@@ -150,13 +150,14 @@ def test_compiled_layers_are_as_exact_as_in_one_process(models):
 
 
 @pytest.mark.slow
-def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models):
+@pytest.mark.parametrize("more", [{}, DORA], ids=["all", "dora"])
+def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models, more):
     """Only matrices that autocast would round are gathered in bfloat16."""
     narrow = {"precision": "bfloat16"}
-    cases = [Case(models["qwen"], layout, learner=narrow) for layout in (FSDP, TENSOR, CONTEXT)]
-    cases.append(Case(models["qwen"], FSDP, learner=narrow | {"compile": True}))
+    cases = [Case(models["qwen"], layout, learner=narrow, **more) for layout in (FSDP, TENSOR, CONTEXT)]
+    cases.append(Case(models["qwen"], FSDP, learner=narrow | {"compile": True}, **more))
     spread = on_ranks(2, train_all, cases)[0]
-    exact, alone = train("", 0, Case(models["qwen"])), train("", 0, Case(models["qwen"], learner=narrow))
+    exact, alone = (train("", 0, Case(models["qwen"], learner=how, **more)) for how in ({}, narrow))
 
     error = worst_error(alone.gradients, exact.gradients)
     assert 0.001 < error < 0.1

@@ -13,11 +13,15 @@ from whet.parallel.parameters import full_tensor, local
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'whet[qlora]'")
 NF4 = {"lora": True, "lora_settings": {"quantize": "nf4"}}
+DORA = {"lora": True, "lora_settings": {"quantize": "nf4", "dora": True}}
 
 QUICK = {
-    "tensor": ("wide", {"tensor": 2}, NF4),
+    "tensor, dora": ("wide", {"tensor": 2}, DORA),
 }
 THOROUGH_2 = {
+    "tensor": ("wide", {"tensor": 2}, NF4),
+    "fsdp, dora": ("qwen", {"fsdp": 2}, DORA),
+    "pipeline, dora": ("llama", {"pipeline": 2}, DORA),
     "fsdp": ("qwen", {"fsdp": 2}, NF4),
     "tensor, no sequence": ("wide", {"tensor": 2, "sequence_parallel": False}, NF4),
     "tensor, recomputed": ("wide", {"tensor": 2}, NF4 | {"learner": RECOMPUTED}),
@@ -33,6 +37,7 @@ THOROUGH_4 = {
     "replicas and fsdp": ("qwen", {"replicas": 2, "fsdp": 2}, NF4),
     "context and fsdp": ("llama", {"context": 2, "fsdp": 2}, NF4),
     "tensor and fsdp": ("wide", {"tensor": 2, "fsdp": 2}, NF4),
+    "tensor and fsdp, dora": ("wide", {"tensor": 2, "fsdp": 2}, DORA),
     "tensor and context": ("wide", {"tensor": 2, "context": 2}, NF4),
     "tensor and pipeline": ("wide", {"tensor": 2, "pipeline": 2}, NF4),
     "tensor, offload": ("wide", {"tensor": 2, "fsdp": 2, "cpu_offload": True}, NF4),

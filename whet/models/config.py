@@ -47,8 +47,8 @@ class LoraSettings(Config):
             raise ValueError("experts = true takes no dropout; set dropout to 0")
         if self.experts and self.dora:
             raise ValueError("experts = true can't be combined with dora = true; leave one of them out")
-        if self.quantize and (other := "experts" if self.experts else "dora" if self.dora else None):
-            raise ValueError(f"quantize = {self.quantize} can't be combined with {other} = true; leave one of them out")
+        if self.quantize and self.experts:
+            raise ValueError(f"quantize = {self.quantize} can't be combined with experts = true; leave one of them out")
         return self
 
 

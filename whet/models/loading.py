@@ -207,6 +207,10 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
         from whet.models.moe.expert_lora import take_over
 
         take_over(adapted)
+    if lora.dora:
+        from whet.models import dora
+
+        dora.take_over(adapted)
     return adapted
 
 

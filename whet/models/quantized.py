@@ -47,6 +47,14 @@ class QuantizedLinear(nn.Linear):
         """Return the weights, [outputs, inputs]."""
         return restore(self.packed, self.scales, [self.out_features, self.in_features], self.weight.dtype)
 
+    @property
+    def W_q(self) -> Tensor:
+        """Tell PEFT, as layers of HQQ do, that ``dequantize`` returns the weights; DoRA starts with their norms."""
+        return self.packed
+
+    def dequantize(self) -> Tensor:
+        return self.restored()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scales = self.scales
         super()._apply(fn, recurse)

@@ -28,7 +28,6 @@ from whet.base.errors import WhetError
 from whet.models.attention.forest import NAME, decoder_of, unwrapped
 from whet.models.quantized import QuantizedLinear
 from whet.models.shards import Parameters, Vocabulary
-from whet.parallel.dora import SplitDora
 from whet.parallel.experts import routed
 from whet.parallel.parameters import local
 from whet.parallel.quantized import SplitQuantized
@@ -117,7 +116,7 @@ def _by_columns(name: str, module: Any, stream: Placement) -> dict[str, Parallel
     styles = _by_columns(f"{name}.base_layer", module.base_layer, stream)
     for adapter in _adapters(module):
         styles |= {f"{name}.lora_A.{adapter}": _Replicated(), f"{name}.lora_B.{adapter}": ColwiseParallel()}
-    return styles | _norms(name, module, SplitDora(True, stream))
+    return styles | _norms(name, module, True, stream)
 
 
 def _by_rows(name: str, module: Any, stream: Placement) -> dict[str, ParallelStyle]:
@@ -129,10 +128,13 @@ def _by_rows(name: str, module: Any, stream: Placement) -> dict[str, ParallelSty
     for adapter in _adapters(module):
         styles[f"{name}.lora_A.{adapter}"] = RowwiseParallel(output_layouts=stream)
         styles[f"{name}.lora_B.{adapter}"] = _OnStream(stream)
-    return styles | _norms(name, module, SplitDora(False, stream))
+    return styles | _norms(name, module, False, stream)
 
 
-def _norms(name: str, module: Any, style: SplitDora) -> dict[str, ParallelStyle]:
+def _norms(name: str, module: Any, rows: bool, stream: Placement) -> dict[str, ParallelStyle]:
+    from whet.parallel.dora import SplitDora
+
+    style = SplitDora(rows, stream)
     return {f"{name}.lora_magnitude_vector.{adapter}": style for adapter in module.lora_magnitude_vector}
 
 
