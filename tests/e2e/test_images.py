@@ -100,9 +100,10 @@ def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_two_ranks_learn_on_images_what_one_learns(models: dict[Family, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["fsdp", "pipeline"])
+def test_two_ranks_learn_on_images_what_one_learns(models: dict[Family, Path], tmp_path: Path, size: str) -> None:
     rollouts = {"prompts_per_step": 4}
-    two = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}}
+    two = {"cluster": {"type": "processes"}, "parallel": {size: 2}}
     alone, spread = (
         run.start(recipe_of(models["qwen3_vl"], steps=2, rollouts=rollouts, **more), tmp_path / name)
         for name, more in {"alone": {}, "spread": two}.items()
@@ -209,7 +210,6 @@ def test_a_reward_model_of_texts_refuses_images_in_words(tiny_model: Path, tmp_p
         ({"generator": {"type": "vllm", "tensor": 2}}, "generator.tensor = 2"),
         ({"generator": {"type": "vllm", "quantization": "fp8", "dtype": "bfloat16"}}, "generator.quantization"),
         ({"generator": "vllm", "weights": {"lora": "adapter"}, "lora": {"rank": 4}}, "weights.lora = adapter"),
-        ({"parallel": {"pipeline": 2}, "cluster": "ray"}, "parallel.pipeline"),
         ({"learner": {"type": "megatron", "precision": "float32"}}, "megatron"),
         ({"algorithm": {"type": "on_policy_distillation", "teachers": {"a": "other"}}}, "a second model in algorithm"),
     ],

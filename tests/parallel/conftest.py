@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from tests.learner.parts import SMALL, VOCABULARY, save_model
 from tests.tiny import tiny_deepseek, tiny_gemma, tiny_llama, tiny_mixtral, tiny_qwen2, tiny_qwen3, tiny_qwen3_moe
 from tests.tiny_vision import Family, save_tiny_vision
+from whet.models.tiny_vision import save_tiny_vision_model
 
 VISION: tuple[Family, ...] = ("idefics3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3")
 SIZES = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -57,8 +58,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     for family in VISION:
         save_tiny_vision(folder / family, family)
+    save_tiny_vision_model(folder / "idefics3 of 4", width=32, layers=4, pixels=32)
     return {
-        **{family: folder / family for family in VISION},
+        **{family: folder / family for family in (*VISION, "idefics3 of 4")},
         "llama": save(folder / "llama", tiny_llama(VOCABULARY, **SIZES)),
         "gemma": save(folder / "gemma", tiny_gemma(VOCABULARY, **SIZES)),
         "moe": save(folder / "moe", tiny_qwen3_moe(VOCABULARY, **SIZES, moe_intermediate_size=8)),

@@ -24,6 +24,7 @@ from tests.parallel.ranks import on_ranks
 from whet.parallel.config import ParallelConfig
 
 FSDP, TENSOR, CONTEXT, BOTH = {"fsdp": 2}, {"tensor": 2}, {"context": 2}, {"fsdp": 2, "tensor": 2}
+PIPELINE = {"pipeline": 2}
 DORA = {"lora": True, "lora_settings": {"dora": True}}
 
 QUICK = {
@@ -86,6 +87,7 @@ COMPILED = {
 IMAGES = {
     "fsdp": ("qwen3_vl", FSDP, {"vision": "trained"}),
     "context": ("qwen3_vl", CONTEXT, {"vision": "trained"}),
+    "pipeline": ("qwen3_vl", PIPELINE, {"vision": "trained"}),
 }
 """One prompt of three has an image, so that some micro-batches have none."""
 MORE_IMAGES = {
@@ -96,6 +98,12 @@ MORE_IMAGES = {
     "context, recomputed": ("idefics3", CONTEXT, {"vision": "trained", "learner": RECOMPUTED}),
     "context, lora": ("qwen2_5_vl", CONTEXT, {"vision": "frozen", "lora": True}),
     "replicas": ("idefics3", {"replicas": 2}, {"vision": "trained"}),
+    "pipeline, recomputed": ("idefics3", PIPELINE, {"vision": "trained", "learner": RECOMPUTED}),
+    "pipeline, frozen": ("qwen2_5_vl", PIPELINE, {"vision": "frozen"}),
+    "pipeline, lora": ("qwen3_vl", PIPELINE, {"vision": "frozen", "lora": True}),
+    "pipeline, value": ("qwen3_vl", PIPELINE, {"vision": "trained", "loss": "value"}),
+    "interleaved": ("idefics3 of 4", PIPELINE | {"stages_per_rank": 2}, {"vision": "trained"}),
+    "pipeline, one micro-batch": ("idefics3", PIPELINE, {"vision": "trained", "max_tokens": ENOUGH}),
     "expert": ("qwen3_vl_moe", FSDP | {"expert": 2}, {"vision": "trained"}),
     "tensor, no sequence": ("qwen2_5_vl", TENSOR | {"sequence_parallel": False}, {"vision": "trained"}),
     "tensor, frozen, recomputed": ("idefics3", TENSOR, {"vision": "frozen", "learner": RECOMPUTED}),
@@ -104,6 +112,11 @@ MORE_IMAGES = {
 }
 IMAGES_4 = {
     "tensor and fsdp": ("qwen3_vl", BOTH, {"vision": "trained"}),
+    "pipeline and fsdp": ("qwen3_vl", PIPELINE | FSDP, {"vision": "trained"}),
+    "pipeline and fsdp, offload": ("idefics3", PIPELINE | FSDP | {"cpu_offload": True}, {"vision": "frozen"}),
+    "pipeline and context": ("qwen3_vl", PIPELINE | CONTEXT, {"vision": "trained"}),
+    "pipeline and tensor": ("qwen3_vl", PIPELINE | TENSOR, {"vision": "trained"}),
+    "pipeline, fsdp, expert": ("qwen3_vl_moe", PIPELINE | FSDP | {"expert": 2}, {"vision": "trained"}),
     "tensor and replicas": ("idefics3", {"replicas": 2, "tensor": 2}, {"vision": "trained"}),
     "context and tensor": ("qwen3_vl", {"context": 2, "tensor": 2}, {"vision": "trained"}),
     "context, fsdp, expert": ("qwen3_vl_moe", {"context": 2, "fsdp": 2, "expert": 2}, {"vision": "trained"}),
@@ -115,6 +128,7 @@ GEMMA = {
     "tensor, images": ("gemma3", TENSOR, {"vision": "trained"}),
     "context": ("gemma", CONTEXT, {}),
     "context, images": ("gemma3", CONTEXT, {"vision": "trained"}),
+    "pipeline, images": ("gemma3", PIPELINE, {"vision": "trained"}),
     "lora": ("gemma", FSDP, {"lora": True}),
 }
 

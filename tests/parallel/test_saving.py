@@ -79,6 +79,7 @@ MIXED = {
     "expert and replicas": ("moe", {"replicas": 2, "fsdp": 2, "expert": 2}),
     "pipeline and fsdp, dora": ("qwen", {"pipeline": 2, "fsdp": 2}, {"lora": True, "lora_settings": {"dora": True}}),
     "tensor and fsdp, dora": ("llama", {"tensor": 2, "fsdp": 2}, {"lora": True, "lora_settings": {"dora": True}}),
+    "pipeline and fsdp, images": ("qwen3_vl", {"pipeline": 2, "fsdp": 2}, {"vision": "trained"}),
     "megatron, tied": ("qwen", {"pipeline": 2, "tensor": 2}, MEGATRON),
     "megatron, experts": ("moe", {"context": 2, "tensor": 2, "expert": 2}, MEGATRON),
     "megatron, latent attention": ("one-sided", {"fsdp": 2, "tensor": 2, "expert": 2}, MEGATRON),

@@ -72,9 +72,9 @@ class LearnerModel(nn.Module):
         returned.
         """
         with autocast(self.precision, self.device):
-            inputs = None
+            inputs, first = None, stage_input is None or stage_input.stage.first
             if self.images is not None and batch.images:
-                inputs = embedded(self.model, batch, self.images, self.shards.tokens)
+                inputs = embedded(self.model, batch, self.images, self.shards.tokens, embeds=first)
             hidden = forest_hidden(
                 self.model,
                 batch,
@@ -84,7 +84,7 @@ class LearnerModel(nn.Module):
                 lockstep=self.lockstep,
                 embedded=inputs,
             )
-            if self.images is not None and torch.is_grad_enabled():
+            if self.images is not None and first and torch.is_grad_enabled():
                 hidden = hidden + zero_of_tower(self.model).to(hidden.dtype)
             if stage_input is not None and not stage_input.stage.last:
                 return hidden

@@ -24,8 +24,8 @@ class Embedded:
     """The inputs of a decoder for N tokens with images, of which n are this rank's between matrices."""
 
     total: int  # N
-    embeddings: Tensor  # [n, H], with the features of images in their places
-    of_image: Tensor  # [n] bool: the places of features
+    embeddings: Tensor | None = None  # [n, H], with the features of images; None: not of a pipeline's first stage
+    of_image: Tensor | None = None  # [n] bool: the places of features
     deep: tuple[Tensor, ...] = ()  # [features, H] each: what the first layers add to their results at these places
     positions: Tensor | None = None  # [3, N]; None: the tokens are counted
     ahead: Ahead | None = None  # later tokens that tokens of images see, on the CPU; None: none
@@ -36,14 +36,15 @@ class Embedded:
         counted; n - N tokens of padding are at the end. The features for several layers (DeepStack, arXiv 2406.04334)
         are arguments of decoders that take them."""
         end = (0, counted.shape[1] - self.total)
-        arguments: dict[str, Any] = {
-            "input_ids": None,
-            "inputs_embeds": F.pad(self.embeddings, (0, 0, *end))[None],
-            "position_ids": counted if self.positions is None else F.pad(self.positions, end)[:, None],
-        }
+        arguments: dict[str, Any] = {"position_ids": counted}
+        if self.positions is not None:
+            arguments["position_ids"] = F.pad(placed(self.positions, counted.device), end)[:, None]
+        if self.embeddings is not None:
+            arguments |= {"input_ids": None, "inputs_embeds": F.pad(self.embeddings, (0, 0, *end))[None]}
         if self.of_layers is not None:
             arguments["per_layer_inputs"] = F.pad(self.of_layers, (0, 0, 0, 0, *end))[None]
         if self.deep:
+            assert self.of_image is not None
             arguments |= {
                 "visual_pos_masks": F.pad(self.of_image, end)[None],
                 "deepstack_visual_embeds": list(self.deep),
@@ -51,9 +52,12 @@ class Embedded:
         return arguments
 
 
-def embedded(model: nn.Module, batch: Batch, images: ImageProcessor, layout: Tokens | None = None) -> Embedded:
+def embedded(
+    model: nn.Module, batch: Batch, images: ImageProcessor, layout: Tokens | None = None, *, embeds: bool = True
+) -> Embedded:
     """Return the inputs of the decoder for a batch, padded as its ``layout`` over ranks asks for. A rank computes the
-    images that have places among its own tokens. Raises ``DataError`` for a part of an image."""
+    images that have places among its own tokens. ``embeds`` is false for a stage of a pipeline that gets hidden states.
+    Raises ``DataError`` for a part of an image."""
     assert batch.image is not None
     layout = layout or Tokens()
     rows = feature_rows(batch.image, batch.images, images)
@@ -61,7 +65,7 @@ def embedded(model: nn.Module, batch: Batch, images: ImageProcessor, layout: Tok
     if images.with_grids:
         grids = [images.grid(url) for url in batch.images]
         positions = grid_positions(batch.position, start, batch.segment_parent.tolist(), batch.image, rows, grids)
-    ahead = None if images.looks_ahead is None else ahead_in_runs(batch.image >= 0, start)
+    ahead = None if images.looks_ahead is None else _ahead(ahead_in_runs(batch.image >= 0, start), images)
     total = layout.padded(len(batch))
     end = (0, total - len(batch))
     here = torch.cat([torch.arange(run.start, run.stop) for run in layout.runs(total)])
@@ -70,6 +74,8 @@ def embedded(model: nn.Module, batch: Batch, images: ImageProcessor, layout: Tok
         for padded in (F.pad(batch.tokens.long(), end), F.pad(batch.image, end, value=-1), F.pad(rows, end))
     )
     positions = positions if positions is None else F.pad(positions, end)[:, here]
+    if not embeds:
+        return Embedded(len(here), positions=positions, ahead=ahead)
     return _embed(model, tokens, image, rows, batch.images, images, positions, ahead, layout)
 
 
@@ -98,8 +104,12 @@ def embedded_parts(
         shifts.append(int(whole.max()) + 1 - len(column))
     tokens = torch.tensor([prompt[place] for prompt, part in zip(prompts, parts, strict=True) for place in part])
     of_three = torch.cat(positions, dim=1) if images.with_grids else None
-    ahead = None if images.looks_ahead is None else torch.cat(aheads)
+    ahead = None if images.looks_ahead is None else _ahead(torch.cat(aheads), images)
     return _embed(model, tokens, torch.cat(image), torch.cat(rows), different, images, of_three, ahead), shifts
+
+
+def _ahead(runs: Tensor, images: ImageProcessor) -> Ahead:
+    return Ahead(runs, images.looks_ahead == "everywhere")
 
 
 def _embed(
@@ -110,7 +120,7 @@ def _embed(
     urls: Sequence[str],
     images: ImageProcessor,
     positions: Tensor | None,
-    ahead: Tensor | None,
+    ahead: Ahead | None,
     layout: Tokens | None = None,
 ) -> Embedded:
     """Return the inputs of the decoder for tokens. Images are computed one by one, so that the features of an image
@@ -134,8 +144,7 @@ def _embed(
             whole.index_copy(0, into, part.index_select(0, picked)) for whole, part in zip(deep, deeper, strict=True)
         ]
     at = None if positions is None else placed(positions, device)
-    looks = None if ahead is None else Ahead(ahead, images.looks_ahead == "everywhere")
-    return Embedded(total, result, placed(of_image, device), tuple(deep), at, looks, _of_layers(model, tokens))
+    return Embedded(total, result, placed(of_image, device), tuple(deep), at, ahead, _of_layers(model, tokens))
 
 
 def _of_layers(model: nn.Module, tokens: Tensor) -> Tensor | None:

@@ -1,5 +1,5 @@
-"""A decoder split into pipeline stages by its layers: the first stage embeds tokens, the last ends with the norm and
-head.
+"""A decoder split into pipeline stages by its layers: the first stage embeds tokens and images, the last ends with the
+norm and head.
 
 Hidden states are passed from one stage to the next. A stage is the model's code over some of its layers: placeholders
 without effect replace the other layers, so every parameter keeps its name.
@@ -20,13 +20,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_BETWEEN_LAYERS = {
+    "num_kv_shared_layers": "layers that use the keys and values of other layers",
+    "hidden_size_per_layer_input": "layers that embed tokens again",  # Gemma 3n, and the small ones of Gemma 4
+}
+
+
 @dataclass(slots=True, frozen=True)
 class Stage:
     """Contiguous layers of a decoder."""
 
     index: int
     layers: range
-    first: bool  # embeds tokens
+    first: bool  # embeds tokens and images
     last: bool  # ends with the norm and the head
 
 
@@ -78,17 +84,25 @@ def stages_of(decoder: "PreTrainedModel", count: int) -> list[Stage]:
     return [Stage(i, numbers, i == 0, i == count - 1) for i, numbers in enumerate(cut_layers(layers, count))]
 
 
-def check_stages(model: "PreTrainedModel") -> None:
-    """Raise ``WhetError`` if a model changes hidden states outside of its layers and its last norm, which would happen
-    once per stage, or if layers pass each other more than hidden states. ``model`` is Hugging Face's; without weights
-    only its config and the names of its parameters are checked."""
+def check_stages(model: "PreTrainedModel", count: int, reads_images: bool) -> None:
+    """Raise ``WhetError`` if a model can't be split into ``count`` stages: it has too few layers, changes hidden states
+    outside of its layers and its last norm, which would happen once per stage, or its layers pass each other more than
+    hidden states. ``model`` is Hugging Face's; without weights only its config and the names of its parameters are
+    checked."""
     name, decoder = type(model).__name__, model.get_decoder()
     advice = "so it can't be split into stages; set parallel.pipeline to 1"
     inside = {id(p) for module in (decoder, model.get_output_embeddings()) for p in module.parameters()}
-    for more in (parameter for parameter, p in model.named_parameters() if id(p) not in inside):
+    for more in (parameter for parameter, p in model.named_parameters() if id(p) not in inside and not reads_images):
         raise WhetError(f"{name} has more than a decoder and a head ({more}), {advice}")
-    if getattr(decoder.config, "num_kv_shared_layers", 0):
-        raise WhetError(f"{name} has layers that use the keys and values of other layers, {advice}")
+    first, deep = stages_of(decoder, count)[0], _deep_features(model) if reads_images else 0
+    if len(first.layers) < deep:
+        raise WhetError(
+            f"{name} adds features of images to the results of its first {deep} layers, but the first of {count} "
+            f"stages has {len(first.layers)}; lower parallel.pipeline or parallel.stages_per_rank"
+        )
+    for key, what in _BETWEEN_LAYERS.items():
+        if getattr(decoder.config, key, 0):
+            raise WhetError(f"{name} has {what}, {advice}")
     weight = decoder.get_input_embeddings().weight
     if weight.is_meta:
         return
@@ -101,6 +115,11 @@ def check_stages(model: "PreTrainedModel") -> None:
         raise WhetError(f"{name} does not run without layers ({error}), {advice}") from error
     if not torch.equal(after, hidden):
         raise WhetError(f"{name} changes hidden states outside of its layers, {advice}")
+
+
+def _deep_features(model: "PreTrainedModel") -> int:
+    """Return how many layers get features of images in addition to embeddings (DeepStack, of Qwen3-VL)."""
+    return len(getattr(getattr(model.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
 
 
 def drop_other_layers(model: "PreTrainedModel", stages: Collection[Stage]) -> None:
@@ -117,7 +136,10 @@ def drop_other_layers(model: "PreTrainedModel", stages: Collection[Stage]) -> No
         for name in _after_layers(decoder):
             setattr(decoder, name, nn.Identity())
         _drop(model, head)
-    if not any(stage.first for stage in stages) and not (last and tied):
+    if any(stage.first for stage in stages):
+        return
+    _drop_tower(model, decoder, head)
+    if not (last and tied):
         _drop(decoder, embeddings)
 
 
@@ -138,6 +160,16 @@ def _after_layers(decoder: "PreTrainedModel") -> list[str]:
     others = (layers_of(decoder)[1], decoder.get_input_embeddings())
     children = decoder.named_children()
     return [name for name, child in children if child not in others and any(True for _ in child.parameters())]
+
+
+def _drop_tower(model: nn.Module, decoder: nn.Module, head: nn.Module) -> None:
+    """Drop the vision tower: what is neither a part of the decoder or the head, nor around them."""
+    for around in [module for module in model.modules() if decoder in module.modules() and module is not decoder]:
+        for name, child in list(around.named_children()):
+            if child is not head and decoder not in child.modules():
+                setattr(around, name, Placeholder(child))
+        for name, _ in list(around.named_parameters(recurse=False)):
+            setattr(around, name, None)
 
 
 def _drop(parent: nn.Module, child: nn.Module) -> None:

@@ -32,7 +32,7 @@ def parallelize(
 
     ``build(device)`` returns the whole module, on the CPU with weights or on ``meta`` without. Its ``model`` is the
     language model, which is called only through the module's forward pass; its other parts process the last layer's
-    output. See ``shard`` for ``bfloat16``.
+    output. If it has ``images``, the model reads images. See ``shard`` for ``bfloat16``.
 
     Raises ``WhetError`` on every rank if one of them can't build it.
     """
@@ -50,7 +50,9 @@ def parallelize(
                 )
         mixture = check_experts(model, ranks.config)
         if ranks.config.pipeline > 1:
-            check_stages(unwrapped((root if source is None else source).get_submodule("model")))
+            reads_images = getattr(root, "images", None) is not None
+            checked = unwrapped((root if source is None else source).get_submodule("model"))
+            check_stages(checked, ranks.config.stages, reads_images)
         if ranks.config.tensor > 1:
             spread_matrices(model, ranks.tensor, ranks.config.sequence_parallel)
         if ranks.config.pipeline > 1:

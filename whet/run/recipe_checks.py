@@ -106,7 +106,6 @@ def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
     if recipe.model.vision is None:
         return
     needs = {
-        "parallel.pipeline": recipe.parallel.pipeline > 1,
         "learner.type = megatron": recipe.learner.type == "megatron",
         "generator.on_cluster": samples and recipe.generator.on_cluster,
         "weights.lora = adapter": samples and recipe.weights.lora == "adapter",
@@ -118,7 +117,7 @@ def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
     for setting in settings:
         yield (
             f"model.vision = {recipe.model.vision} reads images, which {setting} does not support; leave "
-            "it out (the other sizes of parallel work), use learner.type=torch, generator=torch or vllm, and an "
+            "it out, use learner.type=torch, generator=torch or vllm, and an "
             "algorithm with one model, or leave model.vision out"
         )
 
