@@ -17,6 +17,7 @@ from whet.engines.base import Completion, SamplingParams
 from whet.engines.config import Deployment, GeneratorConfig
 from whet.learner.model import LearnerModel, build_whole
 from whet.models.config import ModelConfig
+from whet.models.images import of_tower
 from whet.models.loading import load_images, load_model_config, load_tokenizer
 from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync
@@ -56,10 +57,11 @@ class Compared:
         self.version += 1
         return metrics.result()
 
-    def move(self) -> None:
-        """Change all of the learner's weights."""
+    def move(self, tower: bool = True) -> None:
+        """Change the learner's weights, also the vision ``tower``'s."""
+        kept = {} if tower else of_tower(self.learner.model)
         with torch.no_grad():
-            for parameter in self.learner.parameters():
+            for parameter in [p for name, p in self.learner.model.named_parameters() if name not in kept]:
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
 
     def requests(self) -> list[tuple[list[int], SamplingParams]]:

@@ -203,10 +203,6 @@ def test_a_reward_model_of_texts_refuses_images_in_words(tiny_model: Path, tmp_p
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        (
-            {"generator": {"type": "remote", "urls": ["http://127.0.0.1:8000"], "protocol": "sglang"}},
-            "generator.protocol = sglang",
-        ),
         ({"generator": {"type": "vllm", "tensor": 2}}, "generator.tensor = 2"),
         ({"generator": {"type": "vllm", "quantization": "fp8", "dtype": "bfloat16"}}, "generator.quantization"),
         ({"generator": "vllm", "weights": {"lora": "adapter"}, "lora": {"rank": 4}}, "weights.lora = adapter"),
@@ -217,3 +213,9 @@ def test_a_reward_model_of_texts_refuses_images_in_words(tiny_model: Path, tmp_p
 def test_what_cannot_read_images_is_refused_in_the_recipe(model: Path, changes: dict[str, Any], name: str) -> None:
     with pytest.raises((RecipeError, ValueError), match=f"model.vision = trained reads images, which .*{name}"):
         recipe_of(model, **changes)
+
+
+def test_a_trained_vision_tower_is_refused_where_servers_keep_what_it_computed(model: Path) -> None:
+    generator = {"type": "remote", "urls": ["http://127.0.0.1:8000"], "protocol": "sglang"}
+    with pytest.raises((RecipeError, ValueError), match="servers of SGLang go on using what they have computed"):
+        recipe_of(model, "trained", generator=generator)

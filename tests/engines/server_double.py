@@ -113,6 +113,22 @@ class Double:
         if len(tokens) + new > self.context or max(tokens) >= self.scores.config.vocab_size:
             raise WhetError("the prompt is too long, or has tokens outside the vocabulary")
 
+    def expanded(self, tokens: list[int], urls: list[str]) -> list[int]:
+        """Return a prompt with the tokens of each image in the place of its mark. Raises ``WhetError`` for tokens below
+        0, other marks than images, and images whose transparent pixels a server would see as white."""
+        from whet.fetch.images import open_image
+
+        if min(tokens) < 0:
+            raise WhetError("token_ids must not contain negative values")
+        if any(open_image(url).mode != "RGB" for url in urls):
+            raise WhetError("an image is not in red, green and blue")
+        mark = self.images.mark if self.images else None
+        if tokens.count(mark) != len(urls):
+            raise WhetError(f"{len(urls)} images, and {tokens.count(mark)} places for them in the prompt")
+        left = iter(urls)
+        placed = [self.images.tokens(next(left)) if self.images and token == mark else [token] for token in tokens]
+        return [token for piece in placed for token in piece]
+
     async def load(self, folder: str) -> None:
         from safetensors.torch import load_file
 
@@ -206,22 +222,6 @@ class Vllm(Double):
         done = await self.sample(*request)
         return {"choices": [self.choice(done, 0, True)], "usage": self.usage(done), **read}
 
-    def expanded(self, tokens: list[int], urls: list[str]) -> list[int]:
-        """Return a prompt with the tokens of each image in the place of its mark. Raises ``WhetError`` for tokens below
-        0, other marks than images, and images whose transparent pixels vLLM would see as white."""
-        from whet.fetch.images import open_image
-
-        if min(tokens) < 0:
-            raise WhetError("token_ids must not contain negative values")
-        if any(open_image(url).mode != "RGB" for url in urls):
-            raise WhetError("an image is not in red, green and blue")
-        mark = self.images.mark if self.images else None
-        if tokens.count(mark) != len(urls):
-            raise WhetError(f"{len(urls)} images, and {tokens.count(mark)} places for them in the prompt")
-        left = iter(urls)
-        placed = [self.images.tokens(next(left)) if self.images and token == mark else [token] for token in tokens]
-        return [token for piece in placed for token in piece]
-
     def choice(self, done: Any, first: int, ended: bool) -> dict[str, Any]:
         """The tokens of a completion from the ``first`` on; the reason and the versions come with the last ones."""
         oldest, newest = (self.labels[version] for version in done.versions)
@@ -277,10 +277,13 @@ class Sglang(Double):
         if "logprob_start_len" in body:
             return self.scored(body["input_ids"], body["logprob_start_len"], body["top_logprobs_num"])
         assert settings["ignore_eos"]
-        request = body["input_ids"], settings, settings["max_new_tokens"], settings["sampling_seed"]
+        urls = body.get("image_data") or []
+        prompt = self.expanded(body["input_ids"], urls)
+        read = {"prompt_token_ids": self.images.marked(prompt)} if body.get("return_prompt_token_ids") else {}
+        request = prompt, settings, settings["max_new_tokens"], settings["sampling_seed"], urls
         if body.get("stream"):
-            return self.streamed(*request)
-        return self.answer(await self.sample(*request), 0, True)
+            return self.streamed(read, *request)
+        return self.answer(await self.sample(*request), 0, True) | read
 
     def answer(self, done: Any, first: int, ended: bool) -> dict[str, Any]:
         rows = [[p, t, None] for t, p in zip(done.tokens, done.logprobs, strict=True)]
@@ -293,10 +296,10 @@ class Sglang(Double):
         }
         return {"text": "", "output_ids": done.tokens[first:], "meta_info": facts}
 
-    async def streamed(self, *request: Any) -> AsyncIterator[Any]:
+    async def streamed(self, read: dict[str, Any], *request: Any) -> AsyncIterator[Any]:
         first = 0
         async for done, ended in self.pieces(*request):
-            yield self.answer(done, first, ended)
+            yield self.answer(done, first, ended) | read
             first = len(done.tokens) if self.incremental else 0
 
     def scored(self, tokens: list[int], start: int, k: int) -> Any:

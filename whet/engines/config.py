@@ -113,6 +113,11 @@ class GeneratorConfig(Config, ABC):
         return f"generator = {type(self).__name__}"
 
     @property
+    def keeps_images(self) -> bool:
+        """True if what its vision tower has computed of an image stays in use after new weights."""
+        return False
+
+    @property
     def refuses_likeliest(self) -> str | None:
         """The setting because of which it can't report log-probs of other tokens than the sampled ones
         (``SamplingParams.likeliest`` and ``among``), or None."""

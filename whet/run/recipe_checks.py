@@ -111,6 +111,11 @@ def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
         "weights.lora = adapter": samples and recipe.weights.lora == "adapter",
         "a second model in algorithm": any(isinstance(part, ModelConfig) for part in within(recipe.algorithm)),
     }
+    if samples and recipe.generator.keeps_images and recipe.model.vision == "trained":
+        yield (
+            "model.vision = trained changes what the vision tower computes of an image, but servers of SGLang go on "
+            "using what they have computed with older weights; set model.vision=frozen, or sample with vllm or torch"
+        )
     settings = [name for name, is_set in needs.items() if is_set]
     if samples and (refused := recipe.generator.refuses_images) is not None:
         settings.append(refused)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from whet.base.errors import ConfigError
 from whet.base.lazy import FileDtype
 from whet.core.types import Distribution
 from whet.engines.config import Deployment, GeneratorConfig
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
     from whet.cluster.config import ClusterConfig, DevicesConfig
     from whet.engines.base import Engine
     from whet.engines.server.generator import ServerGenerator
+
+
+SGLANG_WITH_IMAGES = ("qwen2_5_vl", "qwen3_vl")
+"""The types of models in whose prompts SGLang puts images without a change of other tokens."""
+
+
+def check_sglang_images(model: "PretrainedConfig") -> None:
+    """Raise ``ConfigError`` if SGLang may read a prompt with images as other tokens than the learner does."""
+    if model.model_type not in SGLANG_WITH_IMAGES:
+        raise ConfigError(
+            f"generator.protocol = sglang reads images with {', '.join(SGLANG_WITH_IMAGES)}, not with "
+            f"{model.model_type}: SGLang would turn such a prompt into text and encode it again, to other tokens, or "
+            "doesn't have the model; set generator=torch, or leave model.vision out"
+        )
 
 
 class RemoteConfig(GeneratorConfig):
@@ -46,7 +61,11 @@ class RemoteConfig(GeneratorConfig):
 
     @property
     def refuses_images(self) -> str | None:
-        return None if self.protocol == "vllm" else f"generator.protocol = {self.protocol}"
+        return None
+
+    @property
+    def keeps_images(self) -> bool:
+        return self.protocol == "sglang"
 
     @field_validator("urls")
     @classmethod
@@ -112,7 +131,7 @@ class RemoteConfig(GeneratorConfig):
         self.key()
         images = None if deployment is None else deployment.images
         if images is not None:
-            check_images(model)
+            (check_images if self.protocol == "vllm" else check_sglang_images)(model)
         folder, run = WeightFolder(self.folder, model, tokenizer), secrets.token_hex(4)
 
         def engine(number: int, returns: bool = False) -> "ServerGenerator":

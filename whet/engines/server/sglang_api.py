@@ -128,6 +128,8 @@ class SglangApi:
             "skip_special_tokens": False,
         }
         body: JsonObject = {"input_ids": prompt, "sampling_params": settings, "return_logprob": True}
+        if params.images:
+            body |= {"image_data": list(params.images), "return_prompt_token_ids": True}
         try:
             answer = await self._answer(body, sampled)
             facts = answer["meta_info"]
@@ -137,12 +139,13 @@ class SglangApi:
                 tokens.append(int(token))
             kind, label = facts["finish_reason"]["type"], str(facts["weight_version"])
             cached = int(facts.get("cached_tokens") or 0)
+            read = [int(token) for token in answer["prompt_token_ids"]] if params.images else None
         except (LookupError, TypeError, ValueError) as error:
             raise GeneratorError(
                 f"{self._client.url} gave a completion without tokens, log-probs or the version of its weights "
                 f"({type(error).__name__}: {error}); a newer version of SGLang is needed"
             ) from None
-        return Sampled(tokens, logprobs, "aborted" if kind == "abort" else kind, ("", label), cached)
+        return Sampled(tokens, logprobs, "aborted" if kind == "abort" else kind, ("", label), cached, read)
 
     async def _answer(self, body: JsonObject, sampled: Callable[[list[int]], None] | None) -> Any:
         """Return the answer to a request of tokens, as it comes whole or by events."""
