@@ -250,7 +250,8 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("settings", "parallel", "message"),
     [
-        ({"type": "torch.optim:LBFGS"}, {"fsdp": 2}, "optimizer.type = torch.optim:LBFGS may need all parameters"),
+        ({"type": "torch.optim:LBFGS"}, {}, "computes the loss again within a step (its step() needs a closure)"),
+        ({"type": "torch.optim:LBFGS"}, {"fsdp": 2}, "computes the loss again within a step"),
         (
             {"type": "tests.learner.test_optimizer_types:Estimating"},
             {"fsdp": 2},
@@ -260,7 +261,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
     ],
     ids=str,
 )
-def test_what_cannot_be_sharded_is_refused_at_reading(
+def test_what_cannot_be_done_is_refused_at_reading(
     tiny_model: Any, settings: dict[str, Any], parallel: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):

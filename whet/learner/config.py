@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -238,6 +239,25 @@ class OptimizerConfig(Config):
         of_torch = module == "torch.optim" and name in MATRIXWISE
         return "matrices" if of_torch or getattr(made, "matrixwise", False) is True else "all"
 
+    @property
+    def repeats_loss(self) -> str | None:
+        """Why the type can't be used, if it is a class that computes the loss again within a step; else None."""
+        if ":" not in self.type:
+            return None
+        try:
+            made: Any = import_path(self.type)
+            step = signature(made.step)
+        except (ComponentError, AttributeError, TypeError, ValueError):
+            return None  # building it says what is wrong
+        required = [p for p in step.parameters.values() if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
+        if len(required) < 2:  # self
+            return None
+        return (
+            f"optimizer.type = {self.type} computes the loss again within a step (its step() needs a "
+            f"{required[1].name}), but a step has the gradient of one loss; use {', '.join(OPTIMIZERS)}, or a class "
+            "whose step() needs no argument"
+        )
+
     def problems(self, parallel: ParallelConfig, joined: bool = False) -> Iterator[str]:
         """Yield the settings that can't be combined with the learner's ranks. ``joined``: some parameters are several
         matrices of the model in one, as Megatron Core has them."""
@@ -246,7 +266,9 @@ class OptimizerConfig(Config):
                 f"optimizer.{setting} = {value} needs the matrices of the model one by one, but Megatron Core "
                 "joins some; leave it out, or set learner.type=torch"
             )
-        if parallel.ranks > 1 and self.works_on == "all":
+        if self.repeats_loss is not None:
+            yield self.repeats_loss
+        elif parallel.ranks > 1 and self.works_on == "all":
             advice = ""
             if not self.type.startswith("torch."):
                 advice = (
