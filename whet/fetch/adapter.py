@@ -5,6 +5,8 @@ every later part sees an ordinary model folder.
 import hashlib
 import json
 import logging
+import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +64,30 @@ def merged_folder(adapter: Path, base: Path) -> Path:
 
 
 def _merge(adapter: Path, base: Path, out: Path) -> None:
+    """A base model that reads images keeps its vision tower, unless the adapter was made for its text part alone."""
     with extra("lora", f"the adapter {adapter}"):
         from peft import PeftModel
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+
+    def merged(kind: Any) -> Any:
+        with warnings.catch_warnings():
+            # PEFT would go on, with adapters that change nothing.
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            model = kind.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
+            return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
 
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
-        merged: Any = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+        config = AutoConfig.from_pretrained(base)
+        try:
+            model = merged(AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM)
+        except (ValueError, UserWarning):
+            model = merged(AutoModelForCausalLM)
     except Exception as error:  # damaged or strange files raise errors of several libraries
         text = str(error).strip().partition("\n")[0]
         raise WhetError(f"adapter {adapter} can't be merged into {base}: {type(error).__name__}: {text}") from error
-    dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
-    merged.to(dtype).save_pretrained(out)
+    model.to(config.dtype or torch.float32).save_pretrained(out)
+    for path in base.glob("*processor_config.json"):  # of images
+        shutil.copy(path, out)
     tokens = adapter if (adapter / "tokenizer_config.json").is_file() else base
     AutoTokenizer.from_pretrained(tokens).save_pretrained(out)
