@@ -146,7 +146,7 @@ def test_data_sets_saved_to_disk_are_read(tmp_path: Path) -> None:
         ("rows.csv", b"prompt,completion\na\n", r"rows.csv:2: the row has 1 cells, and the header 2"),
         ("rows.csv", b"prompt,prompt\na,b\n", r"rows.csv:1: the header must name each column once"),
         ("rows.csv", b'prompt,completion\na,"b\n', r"rows.csv:2: not valid CSV"),
-        ("rows.csv", b"prompt\n\xff\n", r"rows.csv: not UTF-8 text"),
+        ("rows.csv", b"prompt\n\xff\n", r"rows.csv:2: not UTF-8 text"),
         ("rows.csv", b"prompt,completion\n", r"rows.csv holds no rows"),
         ("rows.json", b'[{"prompt": "a"}, 3]', r"rows.json: element 2 must be a JSON object, not int"),
         ("rows.json", b'[{"prompt": "a"},\n {"prompt" "b"}]', r"rows.json:2: not valid JSON"),
@@ -155,6 +155,21 @@ def test_data_sets_saved_to_disk_are_read(tmp_path: Path) -> None:
         ("rows.parquet", b"PAR1 and no more", r"can't read .*rows.parquet as Parquet"),
         ("rows.arrow", b"ARROW1 and no more", r"can't read .*rows.arrow as Arrow"),
         ("rows.jsonl.gz", b"not compressed", r"can't read .*rows.jsonl.gz: Not a gzipped file"),
+        (
+            "rows.jsonl.gz",
+            gzip.compress(b"{}\n" * 999, mtime=0)[:-9],
+            r"can't read .*rows.jsonl.gz: Compressed file ended before",
+        ),
+        (
+            "rows.csv.gz",
+            gzip.compress(b"a\n" * 999, mtime=0)[:-9],
+            r"can't read .*rows.csv.gz: Compressed file ended before",
+        ),
+        ("rows.jsonl.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 9, r"can't read .*rows.jsonl.gz: Error -3"),
+        ("rows.jsonl.zst", b"\x28\xb5\x2f\xfd", r"only gzip \(.gz\) is read; unpack it first"),
+        ("rows.parquet", b"version https://git-lfs.github.com/spec/v1\n", r"rows.parquet:1: a pointer of Git LFS"),
+        ("rows.jsonl", b'{\n "prompt": "a"\n}\n', r"rows.jsonl:1: not valid JSON: .*; write each row on one line"),
+        ("rows.jsonl", b'[\n{"prompt": "a"}\n]\n', r"whose name ends in .json"),
         ("notes.md", b"# rows", r"notes.md:1: not valid JSON"),
     ],
 )
@@ -164,12 +179,42 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, prob
         read_file(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (
+            pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["prompt", "prompt"]),
+            "several columns 'prompt'",
+        ),
+        (pyarrow.table({"time": pyarrow.array([2**62], pyarrow.timestamp("us"))}), "after row 0: .*out of range"),
+        (
+            pyarrow.table({"prompt": pyarrow.array([b"\xff"]).view(pyarrow.string())}),
+            "after row 0: 'utf-8' codec can't decode",
+        ),
+    ],
+)
+def test_a_table_whose_values_python_can_not_hold_is_named(tmp_path: Path, table: pyarrow.Table, problem: str) -> None:
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=problem):
+        read_file(tmp_path / "rows.parquet")
+
+
+def test_hidden_files_of_a_folder_are_no_data(tmp_path: Path) -> None:
+    for name, row in ((".train-0.jsonl.PID-7", ROWS[0]), (".train-1.jsonl", ROWS[0]), ("train-2.jsonl", ROWS[1])):
+        write(tmp_path / name, [row])
+    for path in (tmp_path, tmp_path / "*.jsonl"):
+        assert [row for _, row in read_file(path)] == [ROWS[1]]
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "link.jsonl").symlink_to("gone.jsonl")
     for name, problem in (
         ("rows.csv", "can't read .*rows.csv: there is no such file"),
         ("rows.parquet", "can't read .*rows.parquet: there is no such file"),
         ("*.parquet", r"no file matches .*\*.parquet"),
         (".", "holds no data file"),
+        ("a" * 300, "File name too long"),
+        ("link.jsonl", "it is a link to gone.jsonl, which does not exist"),
     ):
         with pytest.raises(DataError, match=problem):
             read_file(tmp_path / name)

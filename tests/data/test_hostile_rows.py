@@ -17,10 +17,12 @@ from whet.chat.renderer import Renderer
 from whet.data.files import read_file
 from whet.data.jsonl import iterate_jsonl
 from whet.data.row import read_rows
+from whet.data.row_kinds import Conversation, Example, Preference
 from whet.data.rows import LabelledRows, PreferenceRows, Rows, ScoredRows, SupervisedRows
 from whet.data.source import DatasetSource
 from whet.tasks.prompts import PromptRow
 
+USER, REPLY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 RENDERER = Renderer(tiny_tokenizer())
 KINDS: dict[str, tuple[type[Rows], dict[str, Any]]] = {
     "supervised": (SupervisedRows, {"prompt": "p", "completion": "c"}),
@@ -71,9 +73,7 @@ def test_a_good_row_is_read(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(("kind", "field"), FIELDS)
 def test_a_missing_field_is_named_with_its_line_before_the_first_step(tmp_path: Path, kind: str, field: str) -> None:
     lacking = {name: value for name, value in KINDS[kind][1].items() if name != field}
-    if (kind, field) == ("preference", "prompt"):  # it may stand in the answers; here it doesn't
-        field = "chosen"
-    with pytest.raises(DataError, match=rf"rows\.jsonl:2: field '{field}' (is missing|must have a message before)"):
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: field '{field}' is missing"):
         read(tmp_path, kind, good(kind), json.dumps(lacking))
 
 
@@ -156,6 +156,43 @@ def test_a_file_with_the_rows_elsewhere_says_where(tmp_path: Path, name: str, co
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=rf"{name}:1: .*{words}"):
         read_rows(str(tmp_path / name), PromptRow)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "problem"),
+    [
+        (Conversation, {"messages": [USER, REPLY | {"weight": 0}]}, r"'messages\[1\]' must not have 'weight': 0"),
+        (Conversation, {"messages": [USER, REPLY | {"train": False}]}, "must not have 'train': False"),
+        (
+            Conversation,
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "loss": False}]},
+            r"'conversations\[1\]' must not have 'loss': False",
+        ),
+        (Conversation, {"messages": [USER, REPLY | {"function_call": {"name": "f"}}]}, "an item of 'tool_calls'"),
+        (Conversation, {"messages": json.dumps([USER, REPLY])}, "'messages' must be a list of messages, not the text"),
+        (Conversation, {"instruction": "i", "history": [["a", "b"]], "output": "o"}, "field 'history' has turns"),
+        (Conversation, {"instruction": "i", "input": 5, "output": "o"}, "field 'input' must be a text, not 5"),
+        (Preference, {"question": "q", "chosen": "a", "rejected": "b"}, "'prompt' is missing .*'question' is meant"),
+        (
+            Preference,
+            {"chosen": [USER, REPLY], "rejected": [USER | {"content": "z"}, REPLY]},
+            "'chosen' and 'rejected' must begin with the same message",
+        ),
+        (Preference, {"prompt": "z", "chosen": [USER, REPLY], "rejected": [USER, REPLY]}, "'chosen' must begin with"),
+        (Conversation, {"prompt": b"q", "completion": "a"}, "field 'prompt' holds bytes, and must be a text"),
+        (Conversation, {"Prompt": "q", "Zeta": 1, "A": 1}, "if 'Prompt' is meant"),
+    ],
+)
+def test_what_a_published_form_means_is_read_or_refused(
+    kind: type[Example], row: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(DataError, match=rf"rows\.jsonl:7: .*{problem}"):
+        kind.of("rows.jsonl:7", row)
+
+
+@pytest.mark.parametrize("mark", [{"weight": 1}, {"weight": None}, {"train": True}, {"function_call": None}])
+def test_marks_that_change_nothing_are_read(mark: dict[str, object]) -> None:
+    assert Conversation.of("rows.jsonl:7", {"messages": [USER, REPLY | mark]}).answers
 
 
 @pytest.mark.parametrize("kind", KINDS)

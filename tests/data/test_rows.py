@@ -117,7 +117,7 @@ def test_the_field_system_is_the_first_message_of_a_pair():
         row = Preference.of("rows.jsonl:4", {"system": "s", **values})
         assert [answer.messages for answer in row.answers] == [[SYSTEM, ASKED, REPLY], [SYSTEM, ASKED, bad]]
         assert row.output() == {"prompt": [SYSTEM, ASKED], "chosen": [REPLY], "rejected": [bad]}
-    with pytest.raises(DataError, match="'chosen' must have a message before the first reply"):
+    with pytest.raises(DataError, match="field 'prompt' is missing"):
         pair_of(system="s", **texts)
 
 

@@ -9,8 +9,9 @@ import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,7 @@ TEXT_TABLES = (".csv", ".tsv")
 """Formats in which each value is a text."""
 
 _OFFICE = (".xlsx", ".xls", ".ods")
+_PACKED = (".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 _FORMATS = (".arrow", ".feather", ".parquet", ".jsonl", ".ndjson", *TEXT_TABLES, ".json")
 _OF_DATASETS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # written by ``Dataset.save_to_disk``
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev|eval)(?![a-z])")
@@ -72,13 +74,17 @@ def is_text_table(path: str | Path) -> bool:
 def data_files(path: str | Path) -> list[Path]:
     """Return the files that a path, a folder or a pattern names. Raises ``DataError`` if it is not clear which."""
     path = Path(path).expanduser()
-    if any(sign in path.name for sign in "*?[") and not path.exists():
-        if not (matches := sorted(file for file in path.parent.glob(path.name) if file.is_file())):
+    try:
+        exists = path.exists()
+    except OSError as problem:  # no permission for a folder of it, or a name that is too long
+        raise DataError(f"can't read {path}: {problem.strerror}") from None
+    if any(sign in path.name for sign in "*?[") and not exists:
+        if not (matches := [file for file in _visible(path.parent.glob(path.name)) if file.is_file()]):
             raise DataError(f"no file matches {path}")
         return matches
     if not path.is_dir():
         return [path]
-    files = [file for file in sorted(path.iterdir()) if file.is_file() and file.name not in _OF_DATASETS]
+    files = [file for file in _visible(path.iterdir()) if file.is_file() and file.name not in _OF_DATASETS]
     formats = {_format(file): file for file in files if _format(file) in _FORMATS}
     if not formats:
         splits = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir()]
@@ -97,10 +103,17 @@ def data_files(path: str | Path) -> list[Path]:
     return files
 
 
+def _visible(files: Iterable[Path]) -> list[Path]:
+    """Return the files in order, without hidden ones, which editors, file systems and killed programs leave behind."""
+    return [file for file in sorted(files) if not file.name.startswith(".")]
+
+
 def absent(path: Path) -> str:
     """Return the error text for a file that does not exist: where it was looked for, and what may have been meant."""
     if path.name.startswith("your-"):  # as the recipes for own data have it
         return f"set data.path to a file of yours ({path} stands for it), as in data.path=rows.parquet"
+    if path.is_symlink():
+        return f"can't read {path}: it is a link to {path.readlink()}, which does not exist"
     folder = path.absolute().parent
     if not folder.is_dir():
         return f"can't read {path}: there is no folder {folder}"
@@ -122,7 +135,12 @@ def _rows(path: Path, nan_is_null: bool, leave_out: LeaveOut) -> Iterator[Placed
         raise DataError(f"can't read {path}: it is a device or a pipe, and a data file is needed")
     if suffix in _OFFICE:
         raise DataError(f"can't read {path}: spreadsheets are not read; save the sheet as CSV")
+    if suffix in _PACKED:
+        raise DataError(f"can't read {path}: of compressed files only gzip (.gz) is read; unpack it first")
     try:
+        with path.open("rb") as file:
+            if file.read(23) == b"version https://git-lfs":
+                raise DataError(f"{path}:1: a pointer of Git LFS, not the data; fetch the file with: git lfs pull")
         if suffix in TEXT_TABLES:
             yield from _csv_rows(path, "\t" if suffix == ".tsv" else None, leave_out)
         elif suffix in (".parquet", ".arrow", ".feather"):
@@ -131,8 +149,8 @@ def _rows(path: Path, nan_is_null: bool, leave_out: LeaveOut) -> Iterator[Placed
             yield from array
         else:
             yield from iterate_jsonl(path, nan_is_null, leave_out)
-    except OSError as problem:
-        raise DataError(f"can't read {path}: {problem.strerror or problem}") from None
+    except (OSError, EOFError, zlib.error) as problem:  # the last two of gzip
+        raise DataError(f"can't read {path}: {getattr(problem, 'strerror', None) or problem}") from None
 
 
 def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -164,7 +182,19 @@ def _csv_rows(path: Path, delimiter: str | None, leave_out: LeaveOut) -> Iterato
         except csv.Error as problem:
             raise DataError(f"{path}:{line}: not valid CSV: {problem}") from None
         except UnicodeDecodeError as problem:
-            raise DataError(f"{path}: not UTF-8 text: {problem.reason}; save the file as UTF-8") from None
+            line = _not_utf8(path)
+            raise DataError(f"{path}:{line}: not UTF-8 text: {problem.reason}; save the file as UTF-8") from None
+
+
+def _not_utf8(path: Path) -> int:
+    """Return the number of the first line that is not UTF-8; 1 if all are."""
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 1
 
 
 def _cell(text: str, where: str, name: str) -> object:
@@ -214,10 +244,13 @@ def _columnar_rows(path: Path, suffix: str) -> Iterator[Placed]:
             reader = _arrow_reader(path, ipc, pyarrow)
             batches = reader()
         for batch in batches:
+            names = batch.schema.names
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise DataError(f"can't read {path}: it has several columns {', '.join(map(repr, twice))}; rename them")
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}:{number}", without_nulls(row)
-    except pyarrow.ArrowException as problem:
+    except (pyarrow.ArrowException, OverflowError, UnicodeDecodeError) as problem:
         kind = "Parquet" if suffix == ".parquet" else "Arrow"
         raise DataError(f"can't read {path} as {kind}, after row {number}: {problem}") from None
 
@@ -251,6 +284,8 @@ def _plain(value: Any) -> object:
         return None
     if isinstance(value, datetime | date | time):
         return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     return float(value) if isinstance(value, Decimal) else value
 
 

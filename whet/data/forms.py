@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from whet.base.strict_json import STRICT, JsonObject
+from whet.data.messages import not_read
 
 _ROLES = {
     "human": "user", "user": "user", "prompter": "user",
@@ -37,6 +38,12 @@ def _from_instruction(fields: dict[str, object], paired: bool) -> None:
     if answer is None and not paired:
         return
     more = fields.pop(_ANSWERS[answer] if answer else "input", None)
+    if more is not None and not isinstance(more, str):
+        raise ValueError(f"field {_ANSWERS[answer] if answer else 'input'!r} must be a text, not {more!r:.80}")
+    if fields.get("history"):
+        raise ValueError(
+            "field 'history' has turns before the instruction, and is not read: write the row as 'messages'"
+        )
     parts = [fields.pop("instruction"), more]
     fields["prompt"] = "\n\n".join(part for part in parts if isinstance(part, str) and part.strip())
     if answer and not paired:
@@ -65,6 +72,8 @@ def _messages(turns: object, name: str) -> list[JsonObject]:
 def _message(turn: object, where: str) -> dict[str, object]:
     if isinstance(turn, dict) and "role" in turn:
         return turn
+    if isinstance(turn, dict) and (problem := not_read(turn)):
+        raise ValueError(f"field '{where}' {problem}")
     speaker, text = (turn.get("from"), turn.get("value")) if isinstance(turn, dict) else (None, None)
     if not isinstance(speaker, str) or speaker not in _ROLES or not isinstance(text, str):
         raise ValueError(

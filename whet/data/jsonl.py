@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,12 @@ Placed = tuple[str, dict[str, Any]]  # ("train.jsonl:17", an object)
 
 LeaveOut = Callable[[DataError], None]
 """Called with the problem of a damaged row, which is then left out; without it the problem is raised."""
+
+
+_OVER_LINES = {
+    b"{": "; write each row on one line",
+    b"[": "; a list over several lines is read from a file whose name ends in .json",
+}
 
 
 class WrongRowError(DataError):
@@ -58,8 +65,8 @@ def iterate_jsonl(path: str | Path, nan_is_null: bool = False, leave_out: LeaveO
                     leave_out(problem)
                     continue
                 yield f"{path}:{number}", row
-    except OSError as problem:
-        raise DataError(f"can't read {path}: {problem.strerror or problem}") from None
+    except (OSError, EOFError, zlib.error) as problem:  # the last two of gzip
+        raise DataError(f"can't read {path}: {getattr(problem, 'strerror', None) or problem}") from None
 
 
 def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, object]:
@@ -70,7 +77,8 @@ def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, object]:
     except json.JSONDecodeError as problem:
         if line.startswith(b"version https://git-lfs"):
             raise DataError(f"{where}: a pointer of Git LFS, not the data; fetch the file with: git lfs pull") from None
-        raise WrongRowError(f"{where}: not valid JSON: {problem.msg} at column {problem.colno}") from None
+        hint = _OVER_LINES.get(line.strip(), "")
+        raise WrongRowError(f"{where}: not valid JSON: {problem.msg} at column {problem.colno}{hint}") from None
     except (ValueError, RecursionError) as problem:
         raise WrongRowError(f"{where}: not JSON that can be read: {problem}") from None
     if not isinstance(value, dict):

@@ -1,7 +1,7 @@
 """Messages as clients and data sets write them, and how models of pydantic read them; and the text of a row's field
 ``system``, the first message of the row's question."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, GetPydanticSchema, ValidationInfo
@@ -87,3 +87,14 @@ def is_call(call: object) -> bool:
     """Return whether a value is a call of a tool with the name of a function."""
     function = call.get("function", call) if isinstance(call, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def not_read(message: Mapping[str, object]) -> str:
+    """Return why a message can't be read in the sense of its file: it has a mark that leaves its reply out of training,
+    or a call in the notation before ``tool_calls``. Empty if it has neither."""
+    if message.get("function_call"):
+        return "must have its 'function_call' as an item of 'tool_calls'"
+    for mark in ("weight", "train", "loss"):
+        if message.get(mark) in (0, False) and message.get(mark) is not None:
+            return f"must not have '{mark}': {message[mark]}, which is not read: set train_on, or split the row"
+    return ""

@@ -2,8 +2,10 @@
 with its file, line and field."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Self, TypeVar
 
@@ -170,12 +172,15 @@ _USUAL = {  # what the fields are often called
 
 def missing(name: str, fields: Collection[str], columns: Mapping[str, str] | None = None) -> str:
     """Return the error text for a row with these fields that lacks one, or lacks the column that it comes from."""
+    if isinstance(fields, Mapping) and isinstance(fields.get(name), bytes):
+        return f"field {name!r} holds bytes, and must be a text"
     if columns and name in columns:
         column, here = columns[name], [columns.get(field, field) for field in fields]
         present = f"it has {', '.join(here)}" if here else "it has no value at all"
         return f"the row has no {column!r} (columns.{name}); {present}.{did_you_mean(column, here)}"
     usual = (field for field in _USUAL.get(name, ()) if field in fields)
-    meant = next(usual, min(fields, default=None))
+    alike = (field for field in fields if field.strip().casefold() == name)
+    meant = next(chain(alike, usual), min(fields, default=None))
     rename = "" if meant is None else f"; if {meant!r} is meant, set columns={{{name}: {meant}}}"
     if isinstance(fields, Mapping) and (rows := next((key for key in fields if _are_rows(fields[key])), None)):
         rename = f"; if the list {rows!r} has the rows, write it alone into a file"
@@ -190,7 +195,8 @@ def _are_rows(value: object) -> bool:
 
 def _problem(error: ValidationError, values: Mapping[str, object], columns: Mapping[str, str]) -> str:
     text = _text(error, values, columns)
-    return next((missing(name, values, columns) for name in columns if f"field {name!r} is missing" in text), text)
+    absent = re.match(r"field '(\w+)' is missing \(", text)
+    return missing(absent[1], values, columns) if absent else text
 
 
 def _text(error: ValidationError, values: Mapping[str, object], columns: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
 """Rows of conversations. Each message is validated, and the order of messages must allow training on the replies."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from whet.core.roles import problem_of
 from whet.core.types import Message
 from whet.data.forms import conversation
 from whet.data.image_rows import data_part, with_images
-from whet.data.messages import SystemText, after_system, after_system_if_whole, is_call, with_object
+from whet.data.messages import SystemText, after_system, after_system_if_whole, is_call, not_read, with_object
 from whet.data.row import Row, missing, unicode
 
 
@@ -23,7 +24,7 @@ def _message(value: dict[str, object]) -> dict[str, object]:
     calls, content = value.get("tool_calls"), value.get("content")
     if not isinstance(value.get("role"), str):
         raise ValueError("must be a message with a 'role' and a 'content'")
-    if problem := problem_of({"role": value["role"]}):
+    if problem := problem_of({"role": value["role"]}) or not_read(value):
         raise ValueError(problem)
     if calls is not None and not (isinstance(calls, list) and all(map(is_call, calls))):
         raise ValueError("must hold 'tool_calls' that are a list of calls with the name of a function")
@@ -40,8 +41,13 @@ def _message(value: dict[str, object]) -> dict[str, object]:
     return kept | {"content": text if value["role"] == "assistant" else content}
 
 
+_MESSAGES_AS_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:')
+
+
 def _said_by(role: str) -> Callable[[object], object]:
     def messages(value: Any) -> object:
+        if isinstance(value, str) and _MESSAGES_AS_TEXT.match(value):
+            raise ValueError("must be a list of messages, not the text of its JSON")
         if isinstance(value, str) and value.strip():
             return [{"role": role, "content": value}]
         if not isinstance(value, list) or not value:
@@ -223,10 +229,18 @@ class Preference(Pair):
                     f"'chosen', the other one into 'rejected', and leave {name!r} out"
                 )
         prompt, size = self.question, len(self.question)
+        if not prompt and len(self.chosen) == len(self.rejected) == 1:
+            raise ValueError(missing("prompt", sorted(self.model_fields_set)))
+        if not prompt:
+            raise ValueError("fields 'chosen' and 'rejected' must begin with the same message, which is the prompt")
         chosen, rejected = as_messages(self.chosen), as_messages(self.rejected)
         if _alike(chosen[:size], prompt) and _alike(rejected[:size], prompt):  # both repeat it
             chosen, rejected = chosen[size:], rejected[size:]
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
+            if answer and prompt[-1]["role"] == answer[0]["role"] == "user":
+                raise ValueError(
+                    f"field {name!r} must begin with the same prompt as the field 'prompt', or without one"
+                )
             if not answer:
                 raise ValueError(f"field {name!r} must hold an answer after the prompt")
         return [Answer("chosen", prompt + chosen, 1.0), Answer("rejected", prompt + rejected, 0.0)]
