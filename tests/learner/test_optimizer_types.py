@@ -233,7 +233,10 @@ def test_what_does_not_fit_the_model_is_named(settings: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"type": "moun"}, "moun is not a valid optimizer; choose adamw, muon, adafactor or a path"),
+        (
+            {"type": "moun"},
+            "moun is not a valid optimizer. Did you mean 'muon'? Known: adamw, muon, adafactor; or the path",
+        ),
         ({"settings": {"momentum": 0.9}}, "are for other types"),
         ({"type": "adafactor", "betas": (0.8, 0.9)}, "has no effect with type = adafactor"),
         ({"type": "muon", "moments": "8bit"}, "has no effect with type = muon"),

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.config.component import ComponentError, import_path
+from whet.config.issues import did_you_mean
 from whet.core.batch import Output
 from whet.models.config import AttentionName, DeviceName, ModelConfig
 from whet.parallel.config import ParallelConfig
@@ -203,7 +204,10 @@ class OptimizerConfig(Config):
     @model_validator(mode="after")
     def _fits_type(self) -> Self:
         if self.type not in OPTIMIZERS and ":" not in self.type:
-            raise ValueError(f"type = {self.type} is not a valid optimizer; choose {', '.join(OPTIMIZERS)} or a path")
+            raise ValueError(
+                f"type = {self.type} is not a valid optimizer.{did_you_mean(self.type, OPTIMIZERS)} "
+                f"Known: {', '.join(OPTIMIZERS)}; or the path of a class"
+            )
         if self.type == "adamw" and self.settings:
             raise ValueError(
                 f"settings = {self.settings} are for other types; adamw has lr, betas, eps and weight_decay"
