@@ -5,6 +5,7 @@ import contextlib
 import json
 import threading
 import urllib.request
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -168,3 +169,11 @@ def summarising(task: Task, base_url: str, api_key: str, turns: int = 12, every:
 
 def summarising_for_long(task: Task, base_url: str, api_key: str) -> str:
     return summarising(task, base_url, api_key, 300, 50)
+
+
+async def yielding(task: Task, base_url: str, api_key: str) -> AsyncIterator[str]:
+    yield "7"
+
+
+def of_one_argument(task: Task) -> str:
+    return "7"

@@ -131,6 +131,8 @@ def test_an_error_of_the_generator_is_raised_even_if_the_program_catches_it(prog
         ("tests.endpoint.programs:slove", "has no 'slove'. Did you mean 'solve'|has no 'slove'"),
         ("no_such_module:solve", "there is no module 'no_such_module'"),
         ("tests.endpoint.programs:TOOL", "is not a function"),
+        ("tests.endpoint.programs:yielding", "contains `yield`"),
+        ("tests.endpoint.programs:of_one_argument", r"must take \(task, base_url, api_key\): too many positional"),
     ],
 )
 def test_a_missing_program_is_an_error_when_the_recipe_is_read(program: str, problem: str) -> None:

@@ -24,6 +24,7 @@ from whet.config.component import import_path
 from whet.core.types import Group, Task
 from whet.processes.machine import cores
 from whet.processes.threads import JobThread, outcome_of, run_in_thread
+from whet.processes.user_code import check_runs
 from whet.shells.links import link_to
 from whet.shells.runtime import RuntimeFailure, RuntimeKind
 from whet.tasks.base import Address, AskPolicy, Environment, Environments, Program, Step, called, checked_score
@@ -59,8 +60,9 @@ class AgentTasks(WrappedTaskSet):
     def _can_be_called(self) -> Self:
         program = self.program
         if isinstance(program, str):
-            if not callable(import_path(program)):
+            if not callable(function := import_path(program)):
                 raise ValueError(f"program = {program} is not a function")
+            _check_called(function, program)
         elif not program or (shutil.which(program[0]) is None and not self.in_runtime):
             raise ValueError(f"program: {program[0] if program else '[]'} is not a command that can be executed here")
         if self.in_runtime and not isinstance(self.taskset, TasksInShell):
@@ -241,6 +243,19 @@ class AgentEpisode(Program):
                 f"{self.environments.tasks.title} instead"
             )
         return step
+
+
+def _check_called(solve: Callable[..., object], name: str) -> None:
+    """Raise ``ValueError`` for a function that contains ``yield`` or can't be called as ``solve`` is."""
+    try:
+        check_runs(solve, name)
+        inspect.signature(solve).bind("task", "base_url", "api_key")
+    except ConfigError as problem:
+        raise ValueError(str(problem)) from None
+    except TypeError as problem:
+        raise ValueError(f"program = {name} must take (task, base_url, api_key): {problem}") from None
+    except ValueError:
+        pass  # some functions written in C have no signature
 
 
 def _check_inside(kind: RuntimeKind, program: str) -> None:
