@@ -161,6 +161,15 @@ def test_nothing_begins_whose_result_can_not_be_written(
     assert "can't be written: you have no permission to write into" in capsys.readouterr().err + str(caught.value)
 
 
+def test_an_export_does_not_replace_an_empty_folder_that_is_write_protected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").mkdir()
+    read_only(monkeypatch, tmp_path / "kept")
+    with pytest.raises(ConfigError, match="kept can't be written: you have no permission"):
+        export(tmp_path / "run", tmp_path / "kept")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_full_disk_is_an_error_that_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

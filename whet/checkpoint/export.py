@@ -67,7 +67,8 @@ def export(
         raise ConfigError(f"{out} holds the working folder, which an export would replace; name a folder to create")
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
         raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
-    check_writable(out.absolute().parent)
+    for folder in (out, out.absolute().parent):  # a folder that is write-protected is not replaced through its parent
+        check_writable(folder)
     recipe = _of_policy(_recipe(run), run, policy)
     config = ModelConfig.from_values(recipe["model"])
     _check_kept(out, run / "checkpoints", Path(config.path).expanduser())
