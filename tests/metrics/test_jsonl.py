@@ -62,11 +62,21 @@ def test_resuming_drops_later_steps_and_appends(tmp_path):
 def test_resuming_drops_a_line_cut_short_by_a_kill(tmp_path):
     path = write(tmp_path, range(1, 4))
     whole = path.read_bytes()
-    for cut in (1, 5, len(whole.splitlines()[-1])):
+    for cut in (2, 5, len(whole.splitlines()[-1])):
         path.write_bytes(whole[:-cut])
         assert [line["step"] for line in read_metrics(path)] == [1, 2]
         truncate_after(path, 3)
         assert path.read_bytes() == whole[: whole[:-1].rindex(b"\n") + 1]
+
+
+def test_a_whole_last_line_without_its_newline_is_kept(tmp_path):
+    path = write(tmp_path, range(1, 4))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
+    write(tmp_path, range(4, 5), resume_step=3)
+    assert path.read_bytes().startswith(whole)
+    assert [line["step"] for line in read_metrics(path)] == [1, 2, 3, 4]
 
 
 def test_truncating_does_not_touch_a_file_without_later_steps(tmp_path):

@@ -126,9 +126,11 @@ def finished_steps(file: BinaryIO) -> Iterator[tuple[int, JsonObject, int]]:
 
 def read_lines(path: Path) -> list[tuple[bytes, JsonObject]]:
     """Return each complete line, raw and decoded. Raises DataError for an invalid line, or one without ``step``."""
-    raw = path.read_bytes().split(b"\n") if path.exists() else []
+    *raw, last = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    if last.endswith(b"}") and _is_json(last):  # an editor left out the last newline; a kill would leave half a line
+        raw.append(last)
     lines = []
-    for number, text in enumerate(raw[:-1], 1):  # after the last newline is nothing, or an incomplete line
+    for number, text in enumerate(raw, 1):
         try:
             line = json.loads(text)
             if not isinstance(line.get("step"), int):
@@ -137,3 +139,11 @@ def read_lines(path: Path) -> list[tuple[bytes, JsonObject]]:
             raise DataError(f"{path}:{number}: invalid line ({error}); remove it to continue") from error
         lines.append((text + b"\n", line))
     return lines
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
