@@ -80,6 +80,8 @@ def test_the_last_closed_box_counts(text, boxed):
         ("x", "5", None),
         ("9" * 401, "9" * 401, None),
         ("50%", "0.5", True),
+        ("50\\text{ per cent}", "50\\%", True),
+        ("50 students", "50\\%", False),
         ("0.5%", "0.5", False),
         ("52_{82}", "52_8", False),
         ("52_9", "52_8", False),

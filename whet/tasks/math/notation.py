@@ -44,7 +44,7 @@ _REWRITES = [
         (r"\\neq(?![A-Za-z])|≠", r"\\ne "),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
-        (r"\\%|\\text\{\s*(?:\\?%|percent)\s*\}|\bpercent\b", "%"),
+        (r"\\%|\\text\{\s*(?:\\?%|per ?cent)\s*\}|\bper ?cent\b", "%"),
         (r"\{\s*([,:])\s*\}", r"\1"),
         (r"(?<!\\)\\[,;: ]|\\(?:quad|qquad|thinspace)(?![A-Za-z])|~|\s", " "),
         (r"[\u2212\u2013]", "-"),
