@@ -10,6 +10,7 @@ from tests.e2e.test_resume import metrics
 from tests.forks import whet
 from tests.toy import toy_recipe, write_recipe
 from whet.checkpoint import mirror_files
+from whet.checkpoint.mirror import Mirror
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.run.run import start
 
@@ -67,7 +68,11 @@ def test_a_mirror_that_fails_is_counted_and_costs_no_run(
     def broken(*arguments: object) -> None:
         raise OSError("the network is down")
 
+    async def begin(mirror: Mirror, step: int | None) -> int:
+        return 0  # it would need an answer within the deadline, which is short
+
     monkeypatch.setattr(mirror_files.Remote, "write_content", broken)
+    monkeypatch.setattr(Mirror, "begin", begin)
     checkpoints = {"every": 1, "mirror": f"file://{tmp_path}/remote", "mirror_deadline": 0.2}
     folder = start(toy_recipe(tiny_model, steps=2, checkpoints=checkpoints), tmp_path / "run")
     lines = read_metrics(folder / "metrics.jsonl")

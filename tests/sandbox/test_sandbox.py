@@ -55,7 +55,7 @@ def hasty() -> Iterator[Sandbox]:
 
 
 def run(sandbox: Sandbox, source: str, stdin: str = "", checks: Checks | None = None) -> ProgramResult:
-    return sandbox.submit(textwrap.dedent(source), stdin, checks).result(60)
+    return sandbox.submit(textwrap.dedent(source), stdin, checks).result(300)
 
 
 def call(sandbox: Sandbox, source: str, tests: str = "assert f(3) == 4, 'not five'") -> ProgramResult:
@@ -460,7 +460,7 @@ def test_no_process_is_left_after_close() -> None:
     before = processes()
     opened = Sandbox(LIMITS)
     try:
-        assert opened.submit("print(42)").result(60)["out"] == "42\n"
+        assert opened.submit("print(42)").result(300)["out"] == "42\n"
         assert processes() - before
         endless = opened.submit("import time; time.sleep(3600)")
         assert eventually(endless.running)
@@ -470,7 +470,7 @@ def test_no_process_is_left_after_close() -> None:
     assert eventually(lambda: not any(map(alive, of_this)))
     assert not processes() - before
     with pytest.raises(WhetError, match="closed"):
-        endless.result(60)
+        endless.result(300)
 
 
 def processes() -> set[int]:
@@ -490,7 +490,7 @@ def test_without_isolation_programs_run_only_with_none(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError):
         require_isolation()
     unprotected = Sandbox(LIMITS, "none")
-    assert unprotected.submit("print(42)").result(60)["out"] == "42\n"
+    assert unprotected.submit("print(42)").result(300)["out"] == "42\n"
     unprotected.close()
 
 
@@ -499,9 +499,9 @@ import sysconfig
 from whet.sandbox.sandbox import Checks, ProgramLimits, Sandbox
 sandbox = Sandbox(ProgramLimits(workers=1, cpu_s=2, deadline_s=10))
 program = "import os, sys; print(os.getpid() > 0, [p for p in sys.path if 'packages' in p], os.listdir({folder!r}))"
-print(sandbox.submit(program.format(folder=sysconfig.get_path("stdlib") + "/site-packages")).result(60)["out"])
-print(sandbox.submit("import os; os.fork()").result(60)["status"])
-print(sandbox.submit("def f(x): return x", checks=Checks("assert f(3) == 3", {"f": "f"})).result(60)["status"])
+print(sandbox.submit(program.format(folder=sysconfig.get_path("stdlib") + "/site-packages")).result(300)["out"])
+print(sandbox.submit("import os; os.fork()").result(300)["status"])
+print(sandbox.submit("def f(x): return x", checks=Checks("assert f(3) == 3", {"f": "f"})).result(300)["status"])
 sandbox.close()
 """
 
@@ -533,7 +533,7 @@ def test_modules_in_readable_folders_can_be_imported() -> None:
         Path(folder).chmod(0o755)
         opened = Sandbox(ProgramLimits(workers=1, readable=(folder,)))
         try:
-            assert opened.submit("import functions; print(functions.echo(42))").result(60)["out"] == "42\n"
+            assert opened.submit("import functions; print(functions.echo(42))").result(300)["out"] == "42\n"
         finally:
             opened.close()
 

@@ -16,12 +16,13 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TypeAlias
 
 _BLOCK = 16
 _FINE = 5  # a block is at least this many binary digits shorter than the text before it
 
-Beginning: TypeAlias = tuple[int, int]  # the number of its tokens and a hash of them
+Beginning: TypeAlias = tuple[int, bytes]  # the number of its tokens and a digest of them
 
 
 class CachedTexts:
@@ -31,8 +32,8 @@ class CachedTexts:
     most = 65_536  # beginnings of a replica
 
     def __init__(self, replicas: int) -> None:
-        self._of = [OrderedDict[int, None]() for _ in range(replicas)]
-        self._where: dict[int, int] = {}  # bit n: replica n has it
+        self._of = [OrderedDict[bytes, None]() for _ in range(replicas)]
+        self._where: dict[bytes, int] = {}  # bit n: replica n has it
 
     def count(self, number: int) -> int:
         """Return the number of beginnings that a replica has."""
@@ -65,7 +66,7 @@ class CachedTexts:
             self._forget(number, digest)
         self._of[number].clear()
 
-    def _forget(self, number: int, digest: int) -> None:
+    def _forget(self, number: int, digest: bytes) -> None:
         left = self._where[digest] & ~(1 << number)
         if left:
             self._where[digest] = left
@@ -151,11 +152,11 @@ def beginnings(tokens: Sequence[int], images: Sequence[str] = (), first: Sequenc
     """Return each beginning of a text that is a number of whole blocks, and the text itself. ``first``: the beginnings
     of a text that this one begins with."""
     ends = list(first[:-1])
-    start, digest = ends[-1] if ends else (0, hash(tuple(images)))
-    rest, skipped = array("i", tokens[start:]), start
-    while start < len(tokens):
+    start, digest = ends[-1] if ends else (0, "\n".join(images).encode())
+    text = array("q", tokens)
+    while start < len(text):
         end = start + max(_BLOCK, 1 << max(start.bit_length() - 1 - _FINE, 0))
-        digest = hash((digest, rest[start - skipped : end - skipped].tobytes()))
-        start = min(end, len(tokens))
+        digest = blake2b(digest + text[start:end].tobytes(), digest_size=16).digest()
+        start = min(end, len(text))
         ends.append((start, digest))
     return ends
