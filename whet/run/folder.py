@@ -51,9 +51,20 @@ def create(folder: Path) -> None:
 
 
 def check_resumable(folder: Path) -> None:
-    """Raise ``ConfigError`` if the run can't be continued, because its folders can't be written."""
+    """Raise ``ConfigError`` if the run can't be continued: its folders can't be written, or its checkpoints are gone,
+    so that it would begin again and drop its metrics."""
     for each in (folder, folder / "checkpoints", folder / "rollouts"):
         check_writable(each)
+    metrics = folder / "metrics.jsonl"
+    if (folder / "checkpoints").is_dir() or not metrics.is_file():
+        return
+    with metrics.open("rb") as lines:
+        saved = any(b'"time/checkpoint"' in line for line in lines)
+    if saved:
+        raise ConfigError(
+            f"{folder / 'checkpoints'} is not a folder, but {metrics} says that the run has saved checkpoints. Put the "
+            f"folder back, or begin again elsewhere: whet train {shlex.quote(str(folder / 'recipe.yaml'))}"
+        )
 
 
 def is_url(run: str) -> bool:
