@@ -30,6 +30,8 @@ from whet.tasks.users.booking import BookingDesk
 from whet.tasks.worker_process import Link
 from whet.tasks.workers import WorkerTasks
 
+SOLVE = "tests.endpoint.programs:silent"
+
 
 class TestProcesses(WorkerContract):
     """Worker processes of this machine."""
@@ -73,7 +75,7 @@ def test_a_task_set_that_no_worker_can_import_is_refused() -> None:
             {"taskset": Blend(of={"a": Part(taskset=Counting())})},
             "put WorkerTasks inside, around each of its task sets",
         ),
-        ({"taskset": AgentTasks(taskset=Counting(), program="os:getpid")}, "AgentTasks can't be inside WorkerTasks"),
+        ({"taskset": AgentTasks(taskset=Counting(), program=SOLVE)}, "AgentTasks can't be inside WorkerTasks"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(settings: dict[str, Any], why: str) -> None:
@@ -132,6 +134,6 @@ def test_nothing_is_left_when_the_run_is_killed() -> None:
 
 
 def test_lost_workers_inside_of_an_agent_are_counted() -> None:
-    environments = AgentTasks(taskset=WorkerTasks(taskset=Counting()), program="os:getpid").open()
+    environments = AgentTasks(taskset=WorkerTasks(taskset=Counting()), program=SOLVE).open()
     environments.inner.workers[0].restarts = 3  # type: ignore[attr-defined]
     assert environments.restarts == 3
