@@ -25,6 +25,14 @@ def test_records_are_read_back_unchanged(tmp_path):
     assert list(read_rollouts(tmp_path, 12)) == records
 
 
+def test_half_characters_are_read_back_unchanged_next_to_numbers_that_are_not_finite(tmp_path):
+    half = record(12, 0, pieces=["a", "\ud83d", "é"])
+    half.logprobs[0] = math.nan
+    write_rollouts(tmp_path, 12, [half])
+    half.logprobs[0] = None
+    assert list(read_rollouts(tmp_path, 12)) == [half]
+
+
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     bad = record(1, 0)
     bad.logprobs[0] = -math.inf

@@ -105,11 +105,11 @@ class JudgeModel:
         """The tokens of each text, without the white space around it."""
         tokens = defaultdict[str, list[int]](list)
         for token in range(len(self.renderer.tokenizer)):
-            tokens[self.renderer.decode([token]).strip()].append(token)
+            tokens[self.renderer.text_of(token).strip()].append(token)
         return tokens
 
     def _scored(self, token: int, logprob: float) -> JsonObject:
-        return {"token": self.renderer.decode([token]), "logprob": logprob}
+        return {"token": self.renderer.text_of(token), "logprob": logprob}
 
 
 def _refused(error: ApiError) -> tuple[int, str]:
