@@ -38,6 +38,9 @@ _MARK = re.compile(  # negations, arrows, and what strikes out or annotates: the
     r"\\(?:ne|not|notin|to|(?:long)?(?:right|left)arrow|implies|iff|mapsto|[bx]?cancel|sout|h?phantom|stackrel"
     r"|(?:over|under)(?:set|brace)|substack|footnote)(?![A-Za-z])|[→⇒]|\b(?:not|isn't|minus|negative)\b"
 )
+_CHOICE = re.compile(r"\\(?:text|mathbf|boldsymbol|bm)\{ *\(([A-J])\) *\}(.+)")  # the letter of a choice, and its value
+_OR = re.compile(r"\bor\b|\\(?:lor|vee)(?![A-Za-z])|;")
+_COORDINATES = ("xy", "xyz", "ab", "abc")
 _MOST_PARTS = 40  # longest list that is compared
 
 
@@ -61,6 +64,11 @@ def same(given: str, gold: str, formula: Formula) -> bool:
     given, gold = tidy(given), tidy(gold)
     if same_text(given, gold):
         return True
+    if (choice := _CHOICE.fullmatch(given)) and not _CHOICE.match(gold):
+        value = choice[2].strip()
+        if _CHOICE.match(value):
+            return False
+        return same(value, gold, formula) or (words(gold) == choice[1].lower() and read_number(value) is not None)
     if set(_MARK.findall(given.casefold())) - set(_MARK.findall(gold.casefold())):
         return False
     if re.search(r"\\[pm]{2}(?![A-Za-z])", given + gold):
@@ -71,6 +79,8 @@ def same(given: str, gold: str, formula: Formula) -> bool:
     if len(gold_parts) == 1 and all(map(_is_range, parts)) and not _BOTH.search(given):  # "x < 1 or x > 2"
         gold_parts = [part.strip() for part in split(gold, _UNION)]
     if len(gold_parts) > 1 or len(parts) > 1:
+        if _names_coordinates(given, parts, gold):
+            return True
         return _unordered(parts, gold_parts, formula)
     given, gold = parts[0], gold_parts[0]
     sides = [side.strip() for side in split(gold, _EQUALS)]
@@ -186,6 +196,21 @@ def _both_signs(text: str) -> str:
         minus = part.replace("\\pm", "-").replace("\\mp", "+")
         parts += [re.sub(r"(^|=)\s*\+\s*", r"\1", plus), minus] if plus != minus else [part]
     return ", ".join(parts)
+
+
+def _names_coordinates(given: str, parts: Sequence[str], gold: str) -> bool:
+    """Return whether the parts, such as ``x = 5`` and ``y = 3``, name the numbers of the point that the gold answer is,
+    in their order."""
+    match = _TUPLE.fullmatch(gold)
+    if not match or match[1] + match[3] != "()" or not whole(gold) or _OR.search(given):
+        return False
+    names, values = zip(*map(labelled, parts), strict=True)
+    if None in names or "".join(names) not in _COORDINATES:
+        return False
+    gold_numbers, numbers = [read_number(part) for part in split(match[2], _LIST)], [read_number(v) for v in values]
+    return len(numbers) == len(gold_numbers) and all(
+        number and other and equal(other, number) for number, other in zip(gold_numbers, numbers, strict=True)
+    )
 
 
 def _unordered(given: Sequence[str], gold: Sequence[str], formula: Formula) -> bool:

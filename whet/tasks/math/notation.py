@@ -4,6 +4,7 @@ These functions rewrite and cut text, in linear time; they compute no values.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -17,6 +18,8 @@ _OPEN, _CLOSE = frozenset(("(", "[", "{", "\\{", "\\begin")), frozenset((")", "]
 _WRAPPED = re.compile(r"(?:\\(?:mathbf|boldsymbol|mathit|bm))?\s*\{")  # a whole answer in braces or in bold
 _OPEN_END = re.compile(r"(?:\\|(?:\.{3}|\\l?dots|…)\W*)$")  # an escaped character, or an unfinished list
 _PLAIN = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_FRACTION, _RAISED = re.compile("[¼-¾⅐-⅞]"), re.compile("[²³¹⁰⁴-⁹⁺⁻ⁿ]+")  # of one character each
+_MONTH = "(?:Jan|Febr)uary|March|April|May|June|July|August|(?:Septem|Octo|Novem|Decem)ber"
 _REWRITES = [
     (re.compile(pattern), by)
     for pattern, by in (
@@ -77,6 +80,7 @@ _REWRITES = [
         (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
         (r"(?<=[(\[, ])\+(?=\s*\\infty)", ""),
         (r"(?<=\.[0-9])([0-9]+) ?(?:\\ldots|\\dots|…|\.{3})$", r"\1"),
+        (rf"\b({_MONTH}) ([0-9]{{1,2}})(?:st|nd|rd|th)\b", r"\1 \2"),
         (r"^ *= *", ""),
         (r" {2,}", " "),
     )
@@ -122,6 +126,8 @@ def tidy(text: str) -> str:
     """
     if _PLAIN.fullmatch(text):
         return text
+    if not text.isascii():
+        text = _in_ascii(text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     while True:
@@ -129,6 +135,16 @@ def tidy(text: str) -> str:
         if (wrapped := _WRAPPED.match(text)) is None or not whole(text[wrapped.end() - 1 :]):
             return text
         text = text[wrapped.end() : -1]
+
+
+def _in_ascii(text: str) -> str:
+    """Return the text with fractions and exponents that are single characters in LaTeX: 2½, x²."""
+    text = _FRACTION.sub(lambda mark: "\\frac{{{}}}{{{}}}".format(*_plain(mark[0]).split("⁄")), text)
+    return _RAISED.sub(lambda mark: f"^{{{_plain(mark[0])}}}", text).replace("⁄", "/")
+
+
+def _plain(marks: str) -> str:
+    return unicodedata.normalize("NFKC", marks)
 
 
 def squeezed(text: str) -> str:
