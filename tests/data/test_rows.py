@@ -197,11 +197,25 @@ def test_an_account_that_does_not_add_up_is_an_error():
         (Conversation, {"prompt": "Who?", "context": "Ada.", "completion": "Ada"}, "context' belongs to the question"),
         (Preference, {"prompt": "q", "chosen": "a", "rejected": "b", "overall_preference": -2}, "which of two answers"),
         (Preference, {"prompt": "q", "chosen": "a", "rejected": "b", "labels": 0}, "labels' says which"),
+        *(
+            (
+                Preference,
+                {"prompt": "q", "chosen": "a", "rejected": "b", **scores},
+                "the rejected answer is the better one",
+            )
+            for scores in ({"chosen_score": 3, "rejected_score": 4.5}, {"score_chosen": "1", "score_rejected": "2"})
+        ),
     ],
 )
 def test_a_field_that_changes_the_meaning_of_a_row_is_never_ignored(kind, values, says):
     with pytest.raises(DataError, match=f"rows:1: field .*{says}"):
         kind.of("rows:1", values)
+
+
+@pytest.mark.parametrize("scores", [(4, 3), (4, 4), (None, 5), ("good", "bad"), (float("nan"), 5), ([1], [2])])
+def test_scores_that_do_not_put_the_rejected_answer_first_are_columns_like_any_other(scores):
+    pair = {"prompt": "q", "chosen": "a", "rejected": "b", "chosen_score": scores[0], "rejected_score": scores[1]}
+    assert [answer.reward for answer in Preference.of("rows:1", pair).answers] == [1.0, 0.0]
 
 
 def test_empty_inputs_and_conversations_with_them_are_read():

@@ -124,6 +124,9 @@ class Example(Row, ABC):
 
 
 _MORE_OF_THE_QUESTION = ("input", "context")  # of Alpaca and Dolly
+_SCORES = [  # columns of published pairs
+    (form.format("chosen"), form.format("rejected")) for form in ("{}_score", "score_{}", "{}_rating", "{}_avg_rating")
+]
 _WHICH_IS_BETTER = ("overall_preference", "preference_strength", "labels", "winner")  # of HelpSteer, SHP, Arena
 
 
@@ -228,6 +231,7 @@ class Preference(Pair):
                     f"field {name!r} says which of two answers is better, and is not read: put the better one into "
                     f"'chosen', the other one into 'rejected', and leave {name!r} out"
                 )
+        self._check_scores()
         prompt, size = self.question, len(self.question)
         if not prompt and len(self.chosen) == len(self.rejected) == 1:
             raise ValueError(missing("prompt", sorted(self.model_fields_set)))
@@ -244,6 +248,20 @@ class Preference(Pair):
             if not answer:
                 raise ValueError(f"field {name!r} must hold an answer after the prompt")
         return [Answer("chosen", prompt + chosen, 1.0), Answer("rejected", prompt + rejected, 0.0)]
+
+    def _check_scores(self) -> None:
+        """Raise ``ValueError`` if the scores of both answers say that the rejected one is better."""
+        for names in _SCORES:
+            values = [(self.model_extra or {}).get(name) for name in names]
+            try:
+                chosen, rejected = (float(cast(Any, value)) for value in values)
+            except (TypeError, ValueError):  # not both are numbers
+                continue
+            if chosen < rejected:
+                raise ValueError(
+                    f"field {names[0]!r} is {chosen:g} and {names[1]!r} is {rejected:g}, so the rejected answer is the "
+                    "better one: exchange 'chosen' and 'rejected', drop the row, or leave the scores out"
+                )
 
 
 class Prompt(Example):
