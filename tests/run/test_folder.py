@@ -10,12 +10,14 @@ from whet.run.folder import check_resumable
 SAVED = '{"step": 1, "reward/mean": 0.5}\n{"step": 1, "time/step": 2.0, "time/checkpoint": 0.5}\n'
 
 
-@pytest.mark.parametrize("in_the_way", [False, True], ids=["deleted", "a file"])
-def test_a_run_whose_checkpoints_are_gone_is_refused(in_the_way: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [None, "a file", "an empty folder"])
+def test_a_run_whose_checkpoints_are_gone_is_refused(left: str | None, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(SAVED)
-    if in_the_way:
+    if left == "a file":
         (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(ConfigError, match=r"Put the folder back, or begin again elsewhere: whet train .*recipe\.yaml"):
+    elif left:
+        (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match=r"Put them back, or begin again elsewhere: whet train .*recipe\.yaml"):
         check_resumable(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == SAVED
 
@@ -29,5 +31,15 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(metrics:
 
 def test_a_run_that_was_killed_while_its_first_checkpoint_was_written_begins_again(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(SAVED)
-    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/.staging-step-000001-7").mkdir(parents=True)
     check_resumable(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rollouts", "episodes.jsonl", "metrics.jsonl", "ledger.jsonl", "log.txt"])
+def test_something_else_with_the_name_of_a_file_of_the_run_is_refused(name: str, tmp_path: Path) -> None:
+    if name == "rollouts":
+        (tmp_path / name).write_text("")
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=rf"{name} is a (file|folder), where the run has a"):
+        check_resumable(tmp_path)

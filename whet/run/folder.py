@@ -20,6 +20,9 @@ LEFT_BY_A_FAILED_START = {
 }  # fmt: skip
 
 
+FILES_OF_A_RUN = ("metrics.jsonl", "episodes.jsonl", "ledger.jsonl", "log.txt", "machine.json", "lineage.json")
+
+
 def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
     """Return a folder name that is not taken: ``runs/<name>-<date>-<time>``. Nothing is created yet."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -51,19 +54,25 @@ def create(folder: Path) -> None:
 
 
 def check_resumable(folder: Path) -> None:
-    """Raise ``ConfigError`` if the run can't be continued: its folders can't be written, or its checkpoints are gone,
-    so that it would begin again and drop its metrics."""
+    """Raise ``ConfigError`` if the run can't be continued: its folders can't be written, something else has the name of
+    one of its files, or its checkpoints are gone, so that it would begin again and drop its metrics."""
     for each in (folder, folder / "checkpoints", folder / "rollouts"):
         check_writable(each)
-    metrics = folder / "metrics.jsonl"
-    if (folder / "checkpoints").is_dir() or not metrics.is_file():
+    for path in (folder / name for name in FILES_OF_A_RUN):
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder, where the run has a file: move it away, then resume")
+    if (folder / "rollouts").is_file():
+        raise ConfigError(f"{folder / 'rollouts'} is a file, where the run has a folder: move it away, then resume")
+    checkpoints, metrics = folder / "checkpoints", folder / "metrics.jsonl"
+    if not metrics.is_file() or (checkpoints.is_dir() and any(checkpoints.iterdir())):
         return
     with metrics.open("rb") as lines:
         saved = any(b'"time/checkpoint"' in line for line in lines)
     if saved:
+        what = "is empty" if checkpoints.is_dir() else "is not a folder"
         raise ConfigError(
-            f"{folder / 'checkpoints'} is not a folder, but {metrics} says that the run has saved checkpoints. Put the "
-            f"folder back, or begin again elsewhere: whet train {shlex.quote(str(folder / 'recipe.yaml'))}"
+            f"{checkpoints} {what}, but {metrics} says that the run has saved checkpoints. Put them back, or begin "
+            f"again elsewhere: whet train {shlex.quote(str(folder / 'recipe.yaml'))}"
         )
 
 
