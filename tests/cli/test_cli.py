@@ -127,6 +127,12 @@ def test_a_wrong_command_line_is_answered_without_a_traceback(folder, words, mes
     assert "Traceback" not in result.stderr
 
 
+def test_a_folder_that_is_not_a_run_is_not_answered_with_its_own_name(tmp_path):
+    (tmp_path / "run/recipe.yaml").mkdir(parents=True)
+    result = whet("resume", "run", cwd=tmp_path)
+    assert result.stderr == "error: run: not a run: it contains no recipe.yaml.\n"
+
+
 HOSTILE = {
     "broken.yaml": b"steps: [1\n",
     "binary.yaml": b"\xff\xfe\x00\x01binary",

@@ -153,7 +153,7 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
 
 def runs_in(folder: Path) -> list[str]:
     """Return the names of the runs in a folder, sorted."""
-    return sorted(file.parent.name for file in folder.glob("*/recipe.yaml"))
+    return sorted(file.parent.name for file in folder.glob("*/recipe.yaml") if file.is_file())
 
 
 def recipe_names(search: Path = RECIPES) -> list[str]:
