@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gpu import Row, Setting, check, seconds, wait, within
 from torch import Tensor
 
 from tests.learner.parts import PolicyGradient, some_batch, whole, worker
-from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
+from tests.tiny import tiny_deepseek, tiny_gemma, tiny_llama, tiny_qwen3, tiny_qwen3_5, tiny_qwen3_moe
 from whet.core.types import Distribution
 from whet.models.attention.dense import AttentionSettings
 from whet.models.attention.flex import FlexLayout
@@ -183,7 +184,11 @@ def learner(s: Setting) -> Iterator[Row]:
         ("llama", tiny_llama, {}),
         ("qwen3", tiny_qwen3, {}),
         ("gemma3, windows", tiny_gemma, {}),
+        ("experts", tiny_qwen3_moe, {}),
+        ("latent attention", tiny_deepseek, {}),
+        ("recurrent", tiny_qwen3_5, {}),
         ("lora", tiny_qwen3, {"lora": LoraSettings(rank=4)}),
+        ("dora", tiny_qwen3, {"lora": LoraSettings(rank=4, dora=True)}),
         ("recomputation", tiny_qwen3, {"learner": {"activation_checkpointing": True}}),
     ):
         with tempfile.TemporaryDirectory() as folder:
@@ -194,13 +199,35 @@ def learner(s: Setting) -> Iterator[Row]:
                 yield close(f"{name}, {precision}", got, right, most)
 
 
+@check("A13")
+def megatron(s: Setting) -> Iterator[Row]:
+    """A learner of Megatron Core's layers on the GPU against torch's on the CPU."""
+    if find_spec("megatron") is None:
+        yield Row("skipped", "megatron-core is not installed")
+        return
+    batch = some_batch()
+    for name, model in (
+        ("llama", tiny_llama),
+        ("qwen3", tiny_qwen3),
+        ("experts", tiny_qwen3_moe),
+        ("latent attention", tiny_deepseek),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            model().save_pretrained(folder)
+            scores, norms = _step(Path(folder), "float32", "cpu", batch, {})
+            for precision, most in (("float32", 1e-3), ("bfloat16", 0.1))[: s.pick(2, 1)]:  # no bfloat16 on CPUs
+                got = _step(Path(folder), precision, s.device.type, batch, {"learner": {"type": "megatron"}})
+                # its parameters are others, so that only the norm of all gradients is the same
+                yield close(f"{name}, {precision}", [got[0], got[1].norm()], [scores, norms.norm()], most)
+
+
 def _step(folder: Path, precision: str, device: str, batch: Any, settings: dict[str, Any]) -> list[Tensor]:
     more = {"device": device} | settings.get("learner", {})
     made = worker(folder, precision=precision, **{**settings, "learner": more})
     scored = made.score(whole(batch), {"logprobs"})[0]["logprobs"]
     made.accumulate(whole(batch), PolicyGradient())
-    norm = torch.stack([p.grad.detach().double().norm().cpu() for p in made.module.parameters() if p.grad is not None])
-    return [scored, norm]
+    norms = [p.grad.detach().double().norm().cpu() for p in made.module.parameters() if p.grad is not None]
+    return [scored, torch.stack(norms)]
 
 
 @check("A6")
@@ -257,19 +284,21 @@ def digests(s: Setting) -> Iterator[Row]:
 
 @check("A8")
 def generator(s: Setting) -> Iterator[Row]:
-    """The built-in generator's greedy tokens and log-probs."""
+    """The built-in generator's log-probs, token by token."""
     from whet.engines.torch.engine_model import EngineModel
 
-    model, prompt, tokens = tiny_llama(), list(range(1, 40)), list(range(50, 66))
-    right = torch.tensor(EngineModel(tiny_llama()).score_decode(prompt, tokens))
-    with torch.no_grad():
-        got = torch.tensor(EngineModel(model.to(s.device)).score_decode(prompt, tokens))
-    yield Row(
-        "largest difference of log-probs, float32",
-        float((got - right).abs().max()),
-        "below 1e-3",
-        bool((got - right).abs().max() < 1e-3),
-    )
+    prompt, tokens = list(range(1, 40)), list(range(50, 66))
+    for name, model in (
+        ("llama", tiny_llama),
+        ("gemma3, windows", tiny_gemma),
+        ("experts", tiny_qwen3_moe),
+        ("latent attention", tiny_deepseek),
+    ):
+        with torch.no_grad():
+            right = torch.tensor(EngineModel(model()).score_decode(prompt, tokens))
+            got = torch.tensor(EngineModel(model().to(s.device)).score_decode(prompt, tokens))
+        off = float((got - right).abs().max())
+        yield Row(f"{name}: largest difference of log-probs, float32", off, "below 1e-3", off < 1e-3)
 
 
 @check("A9")
