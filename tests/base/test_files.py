@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -185,6 +186,24 @@ def test_a_full_disk_is_an_error_that_names_the_file(
         write_atomically(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old"
     assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), Exception("No space left (os error 28)")], ids=["C", "Rust"]
+)
+def test_a_file_system_that_can_hold_no_further_file_is_an_error_that_says_so(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise error
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    full = SimpleNamespace(f_frsize=1, f_blocks=9, f_bfree=9, f_bavail=9, f_files=100, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(
+        WhetError, match=rf"file can't be written: .* free in {tmp_path}, for 0 further files \(inodes\)$"
+    ):
+        write_atomically(tmp_path / "file", "new")
 
 
 def test_tensors_in_a_folder_that_disappears_are_an_error_that_names_the_file(

@@ -1,6 +1,7 @@
 """Checkpoints are kept, verified and removed as configured, and survive damaged files and full disks."""
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -301,6 +302,17 @@ def test_too_little_space_is_an_error_before_anything_is_written(
         asyncio.run(store.save(20, called.append, {}))
     assert called == []
     assert store.load("latest").step == 10
+
+
+def test_a_disk_without_room_for_the_folder_of_checkpoints_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **options: bool) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(CheckpointError, match=rf"no room .* are free in {tmp_path} \(.*No space left on device"):
+        asyncio.run(CheckpointStore(tmp_path / "checkpoints").save(1, lambda folder: None, {}))
 
 
 def test_readers_always_find_an_intact_checkpoint_during_a_save(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, WhetError
 from whet.run.folder import check_resumable
+from whet.run.log import logging_to
 
 SAVED = '{"step": 1, "reward/mean": 0.5}\n{"step": 1, "time/step": 2.0, "time/checkpoint": 0.5}\n'
 
@@ -43,3 +44,9 @@ def test_something_else_with_the_name_of_a_file_of_the_run_is_refused(name: str,
         (tmp_path / name).mkdir()
     with pytest.raises(ConfigError, match=rf"{name} is a (file|folder), where the run has a"):
         check_resumable(tmp_path)
+
+
+def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").mkdir()
+    with pytest.raises(WhetError, match=r"log\.txt can't be written: .*Is a directory"), logging_to(tmp_path):
+        pass

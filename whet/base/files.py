@@ -55,16 +55,26 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def error_context(path: Path) -> Iterator[None]:
-    """Convert an ``OSError`` (disk full, read-only file system, path is a folder) into a ``WhetError`` that names
-    ``path``."""
+    """Convert an ``OSError`` (disk full, read-only file system, path is a folder), also of a library written in Rust,
+    into a ``WhetError`` that names ``path``."""
     try:
         yield
-    except OSError as error:
-        room = ""
-        if error.errno in (None, errno.ENOSPC, errno.EDQUOT):  # None: of numpy, for a file that became too short
-            folder = next(parent for parent in path.absolute().parents if parent.is_dir())
-            room = f"; {format_bytes(shutil.disk_usage(folder).free)} are free in {folder}"
+    except Exception as error:
+        in_rust = None if isinstance(error, WhetError) else re.search(r"\(os error (\d+)\)", str(error))
+        if not isinstance(error, OSError) and in_rust is None:
+            raise
+        number = int(in_rust[1]) if in_rust else getattr(error, "errno", None)
+        # None: of numpy, for a file that became too short
+        room = f"; {room_in(path.parent)}" if number in (None, errno.ENOSPC, errno.EDQUOT) else ""
         raise WhetError(f"{path} can't be written: {error}{room}") from error
+
+
+def room_in(folder: Path) -> str:
+    """Return in words what is free in a folder or, if there is none yet, in the nearest folder above it."""
+    near = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+    status = os.statvfs(near)
+    few = f", for {status.f_favail} further files (inodes)" if status.f_files and status.f_favail < 1000 else ""
+    return f"{format_bytes(shutil.disk_usage(near).free)} are free in {near}{few}"
 
 
 def check_writable(folder: Path) -> None:
@@ -143,7 +153,6 @@ def _alive(process: int) -> bool:
 def save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     """Write a safetensors file with ``replacing``. Tensors may be on any device, strided, or share memory: each one is
     written in full."""
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     seen: set[int] = set()
@@ -156,12 +165,7 @@ def save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
         seen.add(copy.untyped_storage().data_ptr())
         plain[name] = copy
     with replacing(path) as staging:
-        try:
-            save_file(plain, staging, {"format": "pt"})
-        except SafetensorError as error:
-            if number := re.search(r"\(os error (\d+)\)", str(error)):
-                raise OSError(int(number[1]), str(error)) from error
-            raise
+        save_file(plain, staging, {"format": "pt"})
         staging.chmod(0o644)  # safetensors writes 0600, which locks out other users of the run folder
 
 

@@ -1,6 +1,7 @@
 """The lock of a run folder: one process at a time may use it. It is a kernel lock, so it ends with the process in any
 case, and forked children do not keep it. The existence of the lock file has no meaning."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -11,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from whet.base.errors import WhetError
-from whet.base.files import check_writable, error_context
+from whet.base.files import check_writable, error_context, room_in
 
 FILE = ".lock"
 
@@ -32,9 +33,10 @@ def run_lock(run: Path) -> Iterator[None]:
             f"run folder {run} is in use by {holder}. Stop that process or wait for it, or choose another run folder"
         ) from None
     except OSError as error:
-        raise WhetError(
-            f"run folder {run} can't be locked: {error}. It must be on a writable file system with locks"
-        ) from error
+        need = "It must be on a writable file system with locks"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            need = f"Free some space: {room_in(run)}"
+        raise WhetError(f"run folder {run} can't be locked: {error}. {need}") from error
     try:
         yield
     finally:

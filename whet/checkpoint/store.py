@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from whet.base.files import format_bytes, remove, sync_folder, write_atomically
+from whet.base.files import format_bytes, remove, room_in, sync_folder, write_atomically
 from whet.base.strict_json import JsonObject
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.crash_points import crash_point
@@ -167,14 +167,14 @@ class CheckpointStore:
         sync_folder(self.folder)
 
     def _no_room(self, step: int, needed: int, error: BaseException | None) -> CheckpointError:
-        free = shutil.disk_usage(self.folder).free
+        free = shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0
         why = f" ({error})" if error else ""
         need = f"about {format_bytes(needed)}" if needed > free else "more than is available"
         if (limit := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY and needed <= free:
             need = f"larger files than this process may write ({format_bytes(limit)}, see ulimit -f)"
         return CheckpointError(
-            f"no room for the checkpoint of step {step}: it needs {need}, and {format_bytes(free)} are free in "
-            f"{self.folder}{why}. Older checkpoints are unchanged. Free some space, or lower checkpoints.keep_last, "
+            f"no room for the checkpoint of step {step}: it needs {need}, and {room_in(self.folder)}{why}. "
+            f"Older checkpoints are unchanged. Free some space, or lower checkpoints.keep_last, "
             "then resume the run"
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from whet.base.escaping import escape_controls
+from whet.base.files import error_context
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -52,7 +53,9 @@ def logging_to(folder: Path) -> Iterator[None]:
     """Write the log records of ``whet`` to ``log.txt``, and warnings to the screen as well."""
     logger = logging.getLogger("whet")
     logger.setLevel(logging.INFO)
-    file, screen = _File(folder / "log.txt", encoding="utf-8"), _Screen(logging.WARNING)
+    with error_context(folder / "log.txt"):
+        file = _File(folder / "log.txt", encoding="utf-8")
+    screen = _Screen(logging.WARNING)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     for handler in (file, screen):
         logger.addHandler(handler)

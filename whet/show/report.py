@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from whet.base.errors import DataError
+from whet.base.errors import DataError, WhetError
 from whet.base.files import write_atomically
 from whet.base.progress import PROGRESS
 from whet.base.strict_json import JsonObject
@@ -82,7 +82,9 @@ class LiveReport:
         try:
             write_report(self._folder)
             self._seen = size
-        except Exception:  # for example metrics or rollouts that a user has edited, or a full disk
+        except WhetError as error:  # for example metrics that a user has edited, or a full disk
+            log.warning("%s is not up to date: %s", self._folder / REPORT, error)
+        except Exception:
             log.warning("%s can't be written", self._folder / REPORT, exc_info=True)
 
     def _run(self) -> None:
