@@ -1,6 +1,7 @@
 """Each run records what it read, with digests and the history of what made it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from tests.toy import read_settings, toy_recipe, toy_settings, write_settings
 from whet.base import files as digests
 from whet.base.errors import DataError
 from whet.base.files import digest, sha256, unchanged
-from whet.config import dump_yaml
+from whet.config import dump_yaml, load
 from whet.lineage.exports import of_answers
 from whet.lineage.reading import inputs_of, record_run
 from whet.lineage.record import FILE, Record, maker_of, read_record
+from whet.models.config import ModelConfig
 from whet.run import run
+from whet.run.recipe import Recipe
 
 
 def test_a_digest_says_what_it_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +56,9 @@ def test_a_run_records_its_model_its_data_and_the_users_code(tiny_model: Path, t
     assert record.problems() == []
 
 
-def test_a_resumed_run_keeps_what_it_read_and_names_what_was_changed(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_what_it_read_and_names_what_was_changed(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"{i}?", "completion": "yes"} for i in range(20)])
     data = {"type": "supervised", "path": str(rows), "batch_size": 2}
     run = tmp_path / "run"
@@ -67,6 +72,17 @@ def test_a_resumed_run_keeps_what_it_read_and_names_what_was_changed(tiny_model:
     record = read_record(run)
     assert record is not None
     assert len(record.sessions) == 2
+    assert record.replaced(record.inputs) == []
+    moved, other = (shutil.copytree(tiny_model, tmp_path / name) for name in ("moved", "other"))
+    (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text() + "\n")
+    recipe = load(Recipe, run / "recipe.yaml").value
+    for path, changed in ((moved, False), (other, True)):
+        inputs = inputs_of(recipe.model_copy(update={"model": ModelConfig(path=str(path))}), run)
+        expected = f"model: the run read {tiny_model} so far, and continues with {path}, which is not the same"
+        assert record.replaced(inputs) == [expected] * changed
+    caplog.clear()
+    record_run(recipe, run, recipe.seed + 1, again=True)
+    assert "seed: the run began with 0, and continues with 1" in caplog.text
     versions = [each.files[str(rows)] for each in record.inputs if each.setting == "data.path"]
     assert versions[0] != versions[1] == digest(rows)
 

@@ -132,7 +132,8 @@ def _of_files(setting: str, name: str, list_files: Callable[[], list[Path]], run
 
 def record_run(settings: Config, folder: Path, seed: int, *, again: bool = False) -> None:
     """Write the lineage of a run into its folder. ``again``: the run is resumed, and what it read before stays in the
-    record; a warning names each file that was changed since. So it does for files of prepared data and exports that are
+    record; a warning names each file that was changed since, each input that is now another one, and another seed. So
+    it does for files of prepared data and exports that are
     not as they were made."""
     inputs, session = inputs_of(settings, folder), Session.now()
     for problem in (line for each in inputs for line in each.unlike_made()):
@@ -143,8 +144,11 @@ def record_run(settings: Config, folder: Path, seed: int, *, again: bool = False
     except DataError as error:
         log.warning("%s; the lineage begins with this process", error)
     if earlier is not None:
-        for problem in earlier.problems():
+        for problem in (*earlier.problems(), *earlier.replaced(inputs)):
             log.warning("%s", problem)
+        if earlier.seed not in (None, seed):
+            text = "seed: the run began with %s, and continues with %d: this pass may repeat or leave out tasks or rows"
+            log.warning(text, earlier.seed, seed)
         now = {(each.setting, each.name, tuple(each.files.items())) for each in inputs}
         before = [e for e in earlier.inputs if (e.setting, e.name, tuple(e.files.items())) not in now]
         inputs = (*before, *inputs)

@@ -126,6 +126,18 @@ class Record(Config):
         read = [f"{each.setting}: {line}" for each in self.inputs for line in each.problems(self.kind)]
         return [*read, *self.changed_outputs()]
 
+    def replaced(self, inputs: "Iterable[Input]") -> list[str]:
+        """Return a line for each input in whose place the record last has another one with other files."""
+        last, lines = {each.setting: each for each in self.inputs}, list[str]()
+        for each in inputs:
+            before = last.get(each.setting, each)
+            if before.name != each.name and (not each.digest or each.digest != before.digest):
+                lines.append(
+                    f"{each.setting}: the {self.kind} read {before.name} so far, and continues with {each.name}, which "
+                    "is not the same"
+                )
+        return lines
+
     def changed_outputs(self) -> list[str]:
         """Return a line for each file that is missing or was changed since it was made."""
         folder, since = Path(self.folder), f"since the {self.kind} wrote it"
