@@ -199,8 +199,8 @@ def _write_model(reader: "GGUFReader", folder: Path) -> None:
 
 
 def _write_tokenizer(reader: "GGUFReader", folder: Path) -> None:
-    """Write the tokenizer, which splits text into bytes. transformers can read it from the file too, but some versions
-    end answers with another token (5.16 and 5.17), or fail."""
+    """Write the tokenizer, which splits text into bytes. transformers can read it from the file too, but some of its
+    versions end answers with another token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
