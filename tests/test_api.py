@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,20 @@ def test_waiting_threads_spin_for_a_short_time_unless_the_environment_says_other
     others = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     done = subprocess.run([sys.executable, "-c", code], env=others | given, capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{spins}\n"
+
+
+def test_a_source_tree_that_is_not_installed_trains(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(name: str) -> metadata.Distribution:
+        if name == "whet":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    real = metadata.distribution
+    monkeypatch.setattr(metadata, "distribution", found)
+    folder = whet.start(recipe, folder=tmp_path / "run")
+    assert f"whet {whet.__version__}, torch " in (folder / "log.txt").read_text()
 
 
 def test_the_name_of_the_package_imports_nothing_heavy() -> None:

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet import __version__
 from whet.base.errors import DataError
 from whet.base.files import check_writable, replacing, sha256, write_atomically
 from whet.base.progress import PROGRESS
@@ -53,7 +54,7 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
         for name, source in config.sources.items()
     }
     settings = config.model_dump(mode="json")
-    versions = {name: version(name) for name in ("whet", "transformers")}
+    versions = {"whet": __version__, "transformers": version("transformers")}
     against = [_inputs(path) for path in config.decontamination.against]
     key = _digest(settings, versions, files, sample, against)
     present = Manifest.read(folder)

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from whet import __version__
 from whet.base.escaping import escape_controls
 from whet.base.files import error_context
 
@@ -69,8 +70,8 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 def versions() -> str:
     """Return the versions that a run may depend on."""
-    names = ("whet", "torch", "transformers")
-    return ", ".join([*(f"{name} {version(name)}" for name in names), f"Python {platform.python_version()}"])
+    packages = (f"{name} {version(name)}" for name in ("torch", "transformers"))
+    return ", ".join([f"whet {__version__}", *packages, f"Python {platform.python_version()}"])
 
 
 def seconds_by_phase(times: Mapping[str, float]) -> str:
