@@ -6,8 +6,8 @@ from weakref import WeakSet
 
 import pytest
 
-from whet.cluster import group
-from whet.cluster.group import Call
+from whet.cluster import call
+from whet.cluster.call import Call
 
 HANG = 30.0  # seconds
 
@@ -57,7 +57,7 @@ def test_all_ranks_of_a_shard_get_the_same_message() -> None:
 def test_a_rank_that_does_not_take_its_message_does_not_keep_others_from_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group, "_TURN", 0.05)
+    monkeypatch.setattr(call, "_TURN", 0.05)
     frozen, other = shards(2, ranks=1)
     with frozen.packed(lambda *request: "first"), other.packed(lambda *request: "second") as message:
         assert message == "second"

@@ -41,6 +41,34 @@ class Choir(Counter):
             os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
         return self.total(0.0)
 
+    def follow(self, rank: int = -1) -> int:
+        """Sum with the first rank until it ends; return how often. One ``rank`` dies before the second sum."""
+        count = 0
+        while self._broadcast(True):
+            if count and self.info.rank == rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.total(0.0)
+            count += 1
+        return count
+
+    def sum(self, fails: bool = False) -> float:
+        """On the first rank: the sum of all ranks that ``follow``."""
+        self._broadcast(True)
+        total = self.total(0.0)
+        if fails:
+            raise Stubborn("out of", "luck")
+        return total
+
+    def end(self) -> None:
+        self._broadcast(False)
+
+    def _broadcast(self, value: bool) -> bool:
+        import torch
+
+        tensor = torch.tensor(int(value))
+        torch.distributed.broadcast(tensor, 0)
+        return bool(tensor)
+
 
 class Talker(Counter):
     """Reports on its process."""

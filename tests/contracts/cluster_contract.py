@@ -167,6 +167,33 @@ class ClusterContract:
         await group.close()
 
     @in_event_loop
+    async def test_the_first_rank_is_called_alone_while_the_others_follow_in_one_call(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(), Placement(ranks=3))
+        lead = group.lead("add", 10, until="where")
+        assert [await lead.call("add", number) for number in (1, 2)] == [1, 3]
+        of_all = asyncio.create_task(group.call("add", 0))
+        with pytest.raises(DeadlineError, match=r"Counter\.thread did not begin .* 0\.05 s, because add was not ended"):
+            await group.call("thread", deadline=0.05)
+        assert not of_all.done()
+        assert await lead.end() == (0, 3, 0, 3)
+        assert await of_all == [3, 10, 10]
+        await group.close()
+
+    @in_event_loop
+    async def test_an_error_of_a_rank_that_follows_is_raised_and_calls_continue(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(), Placement(ranks=2))
+        lead = group.lead("fail", 1, until="where")
+        errors = await asyncio.gather(lead.call("add", 1), lead.end(), return_exceptions=True)
+        assert isinstance(errors[1], WhetError)
+        assert str(errors[1]) == "rank 1 ran out of luck; try again"
+        assert await group.call("add", 1) == [2, 1]
+        with pytest.raises(WhetError, match=r"^rank 0 ran out of luck; try again$"):
+            await group.lead("add", 1, until="where").call("fail", 0)
+        assert await group.call("add", 0) == [2, 2]
+        group.lead("add", 1, until="where")
+        await group.close()
+
+    @in_event_loop
     async def test_a_closed_group_refuses_calls_and_closing_twice_is_fine(self, cluster: Cluster) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement(ranks=2))
         await group.close()

@@ -64,6 +64,25 @@ class FaultContract:
         assert eventually(lambda: not any(map(alive, pids)))
 
     @in_event_loop
+    async def test_ranks_that_follow_end_with_the_first_one_in_any_way(self, cluster: Cluster) -> None:
+        group = cluster.launch(Choir, CounterConfig(), Placement(ranks=3, deadline=120.0))
+        lead = group.lead("follow", until="end")
+        assert [await lead.call("sum") for _ in range(5)] == [3.0] * 5
+        await lead.end()
+        failing = group.lead("follow", until="end")
+        with pytest.raises(RuntimeError, match="Stubborn: out of luck"):
+            await failing.call("sum", True)
+        abandoned = group.lead("follow", until="end")
+        assert await abandoned.call("sum") == 3.0
+        abandoned.abandon()
+        assert await group.call("total", 1.0) == [6.0] * 3
+        lead = group.lead("follow", 2, until="end")
+        assert await lead.call("sum") == 3.0
+        with pytest.raises(WorkerError, match=r"Choir\.sum failed because rank 2 of 3 \(pid .* is gone: "):
+            await lead.call("sum", deadline=60.0)
+        await group.close()
+
+    @in_event_loop
     async def test_close_leaves_no_process(self, cluster: Cluster) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement(ranks=3))
         pids = {pid for pid, _ in await group.call("thread")}

@@ -25,16 +25,18 @@ from tests.tiny import tiny_llama
 from tests.toy import read_settings, toy_recipe, toy_settings
 from tests.weights.test_engine import parts
 from tests.weights.test_in_process import learn_something
-from whet.base.errors import ConfigError, RefitError, WhetError
+from whet.base.errors import ConfigError, GeneratorError, RefitError, WhetError
+from whet.cluster.processes import ProcessLink
 from whet.config.issues import RecipeError
 from whet.learner.worker import LearnerWorker
 from whet.run.build import build_sync
 from whet.weights import buffers, receiver, shared_memory
 from whet.weights.buffers import BufferReader, BufferWriter
 from whet.weights.digest import differing, digest
+from whet.weights.engine import EngineSync
 from whet.weights.manifest import Entry, pack, to_text
 from whet.weights.receiver import Receiver
-from whet.weights.source import Bucket, WeightRequest
+from whet.weights.source import WeightRequest
 
 DTYPE, SMALL, LARGE = torch.float64, 2**16, 2**18  # the largest tensor is between the two
 CPU = torch.device("cpu")
@@ -107,38 +109,31 @@ def _connect(address: str) -> Any:
 
 def refit(worker: LearnerWorker, engines: Engines | None, request: WeightRequest) -> bool:
     """Return whether engines had to connect to new memory. The weights of each engine are checked."""
+    if engines is None:
+        worker.weights.follow(request)
+        published(worker)
+        return False
     connected = begin(worker, engines, request)
     digests: dict[str, int] = {}
-    while (bucket := _next(worker)) is not None:
+    while (bucket := worker.weights.next()) is not None:
         digests |= bucket.digests
-        if engines is not None:
-            engines.start("take", bucket.number)
-        else:
-            assert bucket.digests == {}
-    expected = digest((name, tensor.to(request.dtype)) for name, tensor in published(worker).items())
-    if engines is not None:
-        engines.wait()
-        assert differing(expected, digests) == []
-        for report in engines.call("finish"):
-            assert (differing(digests, report["digests"]), report["wrong"]) == ([], [])
+        engines.start("take", bucket.number)
+    engines.wait()
+    for report in engines.call("finish"):
+        assert (differing(digests, report["digests"]), report["wrong"]) == ([], [])
     worker.weights.end()
+    assert (
+        differing(digest((name, tensor.to(request.dtype)) for name, tensor in published(worker).items()), digests) == []
+    )
     return connected
 
 
-def begin(worker: LearnerWorker, engines: Engines | None, request: WeightRequest) -> bool:
+def begin(worker: LearnerWorker, engines: Engines, request: WeightRequest) -> bool:
     handshake = worker.weights.begin(request)
-    if engines is not None:
-        engines.call("begin", 1000, 0, to_text(handshake.manifest) if handshake.manifest is not None else None)
-        if handshake.connection is not None:
-            engines.call("connect", request.transport, handshake.connection, 1)
+    engines.call("begin", 1000, 0, to_text(handshake.manifest) if handshake.manifest is not None else None)
+    if handshake.connection is not None:
+        engines.call("connect", request.transport, handshake.connection, 1)
     return handshake.connection is not None
-
-
-def _next(worker: LearnerWorker) -> Bucket | None:
-    """All ranks are asked at once."""
-    if worker.ranks is not None:
-        worker.ranks.all_gather(None)
-    return worker.weights.next()
 
 
 def learn(worker: LearnerWorker) -> None:
@@ -197,23 +192,54 @@ def test_each_refit_arrives_on_every_device_through_two_buffers_there(
 ) -> None:
     case = Case(model, layout)
     for rank, found in enumerate(run(case, tmp_path, several_refits)):
-        assert found["connected"] == [True, False, True, False]  # and again where buckets are larger
+        assert found["connected"] == [rank == 0, False, rank == 0, False]  # and again where buckets are larger
         assert found["held"] == [(2, [2] * case.ranks if rank == 0 else None)] * 4
         assert found["after"] == 0
 
 
 @pytest.mark.usefixtures("forked_children")
-def test_a_run_with_ranks_of_their_own_publishes_as_over_any_transport(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_run_with_several_ranks_publishes_as_over_any_transport_and_calls_each_but_the_first_once(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both ranks say that they are on the same device: the engine reads what the second one wrote."""
 
     async def go() -> None:
         changes = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}, "optimizer": {"lr": 0.1}}
         async with parts(tiny_model, tmp_path, {"transport": "cuda_ipc"}, **changes) as (learner, engine, sync):
-            for version in range(3):
+            for version in range(2):
                 metrics = (await sync.publish(learner, engine, version)).result()
                 assert metrics["refit/probe_mean"] < 1e-4
                 assert metrics["refit/unread"] == 0
                 await learn_something(learner)
+
+            methods, call, buckets = [], ProcessLink.call, []
+            monkeypatch.setattr(ProcessLink, "call", lambda link, c: (methods.append(c.method), call(link, c))[1])
+            for transport in ("cuda_ipc", "shared_memory"):
+                for mib in (1.0, 1 / 64):
+                    settings = {"bucket_mb": mib, "probe": False, "transport": transport}
+                    methods.clear()
+                    other = EngineSync(sync.config.model_copy(update=settings), sync.text)
+                    await other.publish(learner, engine, version)
+                    buckets.append(methods.count("weights.next") - 1)
+                    assert sorted({*methods}) == [f"weights.{name}" for name in ("begin", "end", "follow", "next")]
+                    assert len(methods) == buckets[-1] + 4
+            assert buckets[0] == buckets[2] == 1
+            assert buckets[1] == buckets[3] > 10
+
+            honest = engine.call
+
+            async def dying(target: str, method: str, *args: Any) -> list[Any]:
+                if (method, args) == ("take", (2,)):
+                    raise GeneratorError("the engine died")
+                return await honest(target, method, *args)
+
+            monkeypatch.setattr(engine, "call", dying)
+            with pytest.raises(GeneratorError, match="the engine died"):
+                await other.publish(learner, engine, 2)
+            await learn_something(learner)  # nothing waits for the rest of the weights
+            monkeypatch.setattr(engine, "call", honest)
+            await other.publish(learner, engine, 3)
+            assert engine.weights_complete
 
     asyncio.run(go())
 
@@ -250,15 +276,18 @@ def one_device_is_wrong(worker: LearnerWorker, rank: int, engines: Engines | Non
 
     if rank == 1:
         spoil(scribbled)
-    begin(worker, engines, WeightRequest(DTYPE, SMALL, transport="cuda_ipc"))
+    request = WeightRequest(DTYPE, SMALL, transport="cuda_ipc")
+    if engines is None:
+        worker.weights.follow(request)
+        return []
+    begin(worker, engines, request)
     sent = []
     while (bucket := worker.weights.next()) is not None:
         sent.append(bucket.digests)
-        if engines is not None:
-            engines.call("take", bucket.number)
+        engines.call("take", bucket.number)
+    worker.weights.end()
     digests = {name: number for one in sent for name, number in one.items()}
-    came = engines.call("finish") if engines is not None else []
-    return [list(sent[2]), *(differing(digests, report["digests"]) for report in came)]
+    return [list(sent[2]), *(differing(digests, report["digests"]) for report in engines.call("finish"))]
 
 
 def test_each_engine_reads_what_is_on_its_own_device(model: Path, tmp_path: Path) -> None:
@@ -275,30 +304,35 @@ def one_rank_fails(worker: LearnerWorker, rank: int, engines: Engines | None, tr
             raise RuntimeError("out of memory")
         return honest(here, bucket, named)
 
-    said = ""
+    said, request = "", WeightRequest(DTYPE, SMALL, transport=transport)
     if rank == failing:
         spoil(broken)
-    worker.weights.begin(WeightRequest(DTYPE, SMALL, transport=transport))
-    for bucket in range(3):
-        try:
-            worker.weights.next()
-        except (WhetError, RuntimeError) as error:
-            said = f"{bucket}: {error}"
+    try:
+        if engines is None:
+            worker.weights.follow(request)
+        else:
+            worker.weights.begin(request)
+            while (bucket := worker.weights.next()) is not None:
+                assert bucket.number < 2
+    except (WhetError, RuntimeError) as error:
+        said = str(error)
+    if engines is not None:
+        worker.weights.end()
     BufferWriter.write = honest  # type: ignore[method-assign]
-    refit(worker, engines, WeightRequest(DTYPE, SMALL, transport=transport))
+    refit(worker, engines, request)
     return said
 
 
 def test_what_one_rank_cannot_write_fails_on_all_and_nobody_hangs(model: Path, tmp_path: Path) -> None:
     first, second = run(Case(model, {"pipeline": 2}), tmp_path, one_rank_fails, "cuda_ipc", 1)
-    assert first == "2: rank 1 failed while writing weights for the engines: RuntimeError: out of memory"
-    assert second == "2: out of memory"
+    assert first == "rank 1 failed while writing weights for the engines: RuntimeError: out of memory"
+    assert second == "out of memory"
 
 
 def test_what_the_first_rank_alone_writes_and_cannot_leaves_the_others_free(model: Path, tmp_path: Path) -> None:
     script = one_rank_fails, "shared_memory", 0
     first, second = run(Case(model, {"pipeline": 2}), tmp_path, *script, devices=["the CPU"] * 4)
-    assert (first, second) == ("2: out of memory", "")
+    assert (first, second) == ("out of memory", "")
 
 
 def refused(worker: LearnerWorker, rank: int, engines: Engines | None, machines: list[str]) -> str:
@@ -306,6 +340,8 @@ def refused(worker: LearnerWorker, rank: int, engines: Engines | None, machines:
     try:
         refit(worker, engines, WeightRequest(DTYPE, LARGE, transport="cuda_ipc"))
     except (RefitError, ConfigError) as error:
+        if rank == 0:
+            worker.weights.end()
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -72,8 +72,31 @@ class WorkerGroup(Protocol):
         that of the shard's first rank. The others send none."""
         ...
 
+    def lead(self, method: str, *args: object, until: str) -> "Lead":
+        """Call ``method`` on all ranks but the first and return at once: these ranks follow the first one, whose
+        methods are called with the result, until it has run ``until``. Later calls of all ranks wait until that is
+        called, and raise ``DeadlineError`` if it is not. A new lead, and ``close``, abandon one that was not ended."""
+        ...
+
     async def close(self) -> None:
         """Close the workers and end their processes, in any state. Later calls raise; closing twice is allowed."""
+        ...
+
+
+class Lead(Protocol):
+    """Calls of the first rank of a group, while all other ranks are in one call that follows them. An error of any rank
+    is raised, as by a group; then the lead is abandoned."""
+
+    async def call(self, method: str, *args: object, deadline: float | None = None) -> Any:
+        """Call the method on the first rank; return its result."""
+        ...
+
+    async def end(self, deadline: float | None = None) -> Any:
+        """Call ``until`` on the first rank; return its result when the other ranks have ended, too."""
+        ...
+
+    def abandon(self) -> None:
+        """Have the first rank run ``until`` after its calls in progress, and don't wait. Does nothing after ``end``."""
         ...
 
 

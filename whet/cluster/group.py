@@ -2,115 +2,31 @@
 
 Who waits for whom: each worker has a thread in this process, which sends it one call at a time and waits for the answer
 through a ``Link``; workers of this process share its compute thread. The event loop waits for these threads through
-futures and is never blocked by them.
+futures and is never blocked by them. While a ``LinkedLead`` is not over, calls of all ranks wait, so that every rank
+gets its calls in the same order.
 """
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
-from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from whet.base.errors import DeadlineError, WhetError, WorkerError, WorkerStuckError
 from whet.cluster.base import Placement
+from whet.cluster.call import Call, Link, RemoteTraceback
 from whet.processes.threads import JobThread
 
-T = TypeVar("T")
+Waits = Mapping[int, "asyncio.Future[object]"]
+"""The results of calls, by rank."""
 
 log = logging.getLogger(__name__)
 
 _CLOSING = 30.0  # seconds for a worker's close
 _GIVEN_UP = 3.0  # the same for a worker that is still busy with an abandoned call
-_TURN = 10.0  # seconds that a shard's message waits for the one before it
 _AFTERMATH = 2.0  # seconds after a rank's failure in which the death of another rank is taken as its cause
-
-
-class RemoteTraceback(Exception):
-    """The cause of an exception from another process: the place and the traceback there."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text, self.where = text, "another process"
-
-    def __str__(self) -> str:
-        return f"in {self.where}\n{self.text}"
-
-
-class Call:
-    """A method's name and its arguments, which are serialised once for all ranks that get them. ``of_shard``: only the
-    first rank of a shard sends its result. Calls with the same ``turn`` are serialised and sent one after the other, so
-    that this process never holds the messages of all shards; a rank that does not take its message in time does not
-    keep the others from theirs."""
-
-    def __init__(
-        self,
-        method: str,
-        args: tuple[object, ...],
-        ranks: int,
-        of_shard: bool = False,
-        turn: threading.Semaphore | None = None,
-    ) -> None:
-        self.method, self.args, self.of_shard = method, args, of_shard
-        self._lock, self._turn, self._left = threading.Lock(), turn or threading.Semaphore(), ranks
-        self._packed: Any = None
-        self._in_turn = False
-
-    @contextmanager
-    def packed(self, pack: Callable[[str, tuple[object, ...], bool], T]) -> Iterator[T]:
-        """Yield ``pack(method, args, of_shard)``, computed by the first caller, until it is sent; the last rank drops
-        it. All ranks have the same ``pack``."""
-        with self._lock:
-            if self._packed is None:
-                self._in_turn = self._turn.acquire(timeout=_TURN)
-                try:
-                    self._packed = pack(self.method, self.args, self.of_shard)
-                except BaseException:
-                    self._end_turn()
-                    raise
-            packed: T = self._packed
-        try:
-            yield packed
-        finally:
-            with self._lock:
-                self._left -= 1
-                if not self._left:
-                    self._packed = None
-                    self._end_turn()
-
-    def _end_turn(self) -> None:
-        if self._in_turn:
-            self._in_turn = False
-            self._turn.release()
-
-
-class Link(Protocol):
-    """The connection to one worker. One thread builds and calls; any thread may call ``end`` at any time."""
-
-    @property
-    def thread(self) -> JobThread | None:
-        """A shared thread that builds and calls; None: a separate thread."""
-        ...
-
-    @property
-    def where(self) -> str:
-        """The worker's process, for messages; empty for this process."""
-        ...
-
-    def build(self) -> None:
-        """Return when the worker is built. Raises the error of its constructor."""
-        ...
-
-    def call(self, call: Call) -> object:
-        """Return the result. Raises the worker's exception, or ``WorkerError`` if it died."""
-        ...
-
-    def end(self) -> None:
-        """Return when the worker has ended. Must work while a call is in progress."""
-        ...
 
 
 class LinkedGroup:
@@ -120,16 +36,17 @@ class LinkedGroup:
         self.placement = placement
         self._name = worker.__name__
         self._closed = False
+        self._lead: LinkedLead | None = None  # the last one
         self._ranks = [_Rank(f"{worker.__name__}-{rank}", link) for rank, link in enumerate(links)]
 
     async def call(self, method: str, *args: object, deadline: float | None = None) -> list[object]:
-        self._check_open(method)
+        self.check_open(method)
         return await self._run(self._to_all(method, args), deadline)
 
     async def scatter(
         self, method: str, shards: Sequence[object], *args: object, deadline: float | None = None
     ) -> list[object]:
-        self._check_open(method)
+        self.check_open(method)
         if len(shards) != self.placement.shards:
             raise ValueError(
                 f"{self._name}.{method}: {len(shards)} shards for {self.placement.shards} data-parallel ranks"
@@ -139,9 +56,18 @@ class LinkedGroup:
         results = await self._run([call for call in calls for _ in range(each)], deadline)
         return results[::each]
 
+    def lead(self, method: str, *args: object, until: str) -> "LinkedLead":
+        self.check_open(method)
+        if self._lead is not None:
+            self._lead.abandon()
+        self._lead = LinkedLead(self, self._ranks, Call(method, args, self.placement.ranks - 1), until)
+        return self._lead
+
     async def close(self) -> None:
         if self._closed:
             return
+        if self._lead is not None:
+            self._lead.abandon()
         self._closed = True
         seconds = _GIVEN_UP if any(rank.doing for rank in self._ranks) else _CLOSING
         try:
@@ -151,36 +77,57 @@ class LinkedGroup:
         finally:
             await asyncio.gather(*(asyncio.to_thread(rank.end) for rank in self._ranks))
 
-    def _to_all(self, method: str, args: tuple[object, ...]) -> list[Call]:
-        return [Call(method, args, self.placement.ranks)] * self.placement.ranks
-
-    def _check_open(self, method: str) -> None:
+    def check_open(self, method: str) -> None:
         if self._closed:
             raise WhetError(f"{self._name}.{method} was called after the group was closed")
 
+    def seconds(self, deadline: float | None) -> float:
+        return self.placement.deadline if deadline is None else deadline
+
+    def busy(self) -> list[str | None]:
+        """Return the method that each rank runs now."""
+        return [rank.busy for rank in self._ranks]
+
+    async def check(
+        self, method: str, waits: Waits, needed: Iterable[int], seconds: float, busy: Sequence[str | None]
+    ) -> None:
+        """Raise the first error of any rank, or ``WorkerStuckError`` if a ``needed`` one has no result after the
+        ``seconds``. ``busy``: the methods that ranks ran when the call was made."""
+        first = next((rank for rank, wait in waits.items() if wait.done() and _error(wait)), None)
+        if first is not None:
+            pending = [wait for wait in waits.values() if not wait.done()]
+            if pending and not isinstance(_error(waits[first]), WorkerError):
+                await asyncio.wait(pending, timeout=min(seconds, _AFTERMATH))
+            self._raise(method, waits, first)
+        if late := [rank for rank in needed if not waits[rank].done()]:
+            raise WorkerStuckError(self._too_late(method, seconds, late, busy))
+
+    def _to_all(self, method: str, args: tuple[object, ...]) -> list[Call]:
+        return [Call(method, args, self.placement.ranks)] * self.placement.ranks
+
     async def _run(self, calls: list[Call], deadline: float | None) -> list[object]:
-        seconds = self.placement.deadline if deadline is None else deadline
-        busy = [rank.busy for rank in self._ranks]
+        method, seconds = calls[0].method, self.seconds(deadline)
+        while (lead := self._lead) is not None and not lead.over.done():
+            if not (await asyncio.wait([lead.over], timeout=seconds))[0]:
+                raise DeadlineError(
+                    f"{self._name}.{method} did not begin within its deadline of {seconds:g} s, because {lead.method} "
+                    "was not ended"
+                )
+            self.check_open(method)
+        busy = self.busy()
         futures = [rank.submit(call) for rank, call in zip(self._ranks, calls, strict=True)]
-        waits = [asyncio.wrap_future(future) for future in futures]
+        waits = {rank: asyncio.wrap_future(future) for rank, future in enumerate(futures)}
         try:
-            done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-            first = next((rank for rank, wait in enumerate(waits) if wait in done and _error(wait)), None)
-            if first is not None:
-                if pending and not isinstance(_error(waits[first]), WorkerError):
-                    await asyncio.wait(pending, timeout=min(seconds, _AFTERMATH))
-                self._raise(calls[0].method, waits, first)
-            if pending:
-                late = [rank for rank, wait in enumerate(waits) if wait in pending]
-                raise WorkerStuckError(self._too_late(calls[0].method, seconds, late, busy))
-            return [wait.result() for wait in waits]
+            await asyncio.wait(waits.values(), timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+            await self.check(method, waits, waits, seconds, busy)
+            return [wait.result() for wait in waits.values()]
         finally:
-            for future, wait in zip(futures, waits, strict=True):
+            for future, wait in zip(futures, waits.values(), strict=True):
                 future.cancel()  # calls that have not begun must not run after the caller gave up
                 wait.cancel()  # asyncio must not report results that were never retrieved
 
-    def _raise(self, method: str, waits: "Sequence[asyncio.Future[object]]", first: int) -> None:
-        failures = {rank: _error(wait) for rank, wait in enumerate(waits) if wait.done()}
+    def _raise(self, method: str, waits: Waits, first: int) -> None:
+        failures = {rank: _error(wait) for rank, wait in waits.items() if wait.done()}
         rank = next((rank for rank, error in failures.items() if isinstance(error, WorkerError)), first)
         error = failures[rank]
         assert error is not None
@@ -193,7 +140,7 @@ class LinkedGroup:
             error.__cause__.where = f"{self._name}.{method} on rank {self._describe(rank)}"
         raise error
 
-    def _too_late(self, method: str, seconds: float, late: list[int], busy: list[str | None]) -> str:
+    def _too_late(self, method: str, seconds: float, late: list[int], busy: Sequence[str | None]) -> str:
         ranks = " and rank ".join(self._describe(rank) for rank in late[:3]) + (" and others" if len(late) > 3 else "")
         where = f" on rank {ranks}" if len(self._ranks) > 1 or self._ranks[0].where else ""
         before = next((busy[rank] for rank in late if busy[rank]), None)
@@ -206,6 +153,58 @@ class LinkedGroup:
     def _describe(self, rank: int) -> str:
         where = self._ranks[rank].where
         return f"{rank} of {len(self._ranks)}" + (f" ({where})" if where else "")
+
+
+class LinkedLead:
+    """See ``Lead``. A call that was sent stays with its rank even if the caller gives up, because other ranks may wait
+    for that rank."""
+
+    def __init__(self, group: LinkedGroup, ranks: Sequence["_Rank"], follow: Call, until: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._group, self._first, self.method, self._until = group, ranks[0], follow.method, until
+        self.over: asyncio.Future[None] = loop.create_future()  # ``until`` was sent, so calls of all ranks may follow
+        self._failed: asyncio.Future[None] = loop.create_future()  # a rank that follows has failed
+        self._followers = {rank: _sent(ranks[rank], follow) for rank in range(1, len(ranks))}
+        for wait in self._followers.values():
+            wait.add_done_callback(self._note)
+
+    async def call(self, method: str, *args: object, deadline: float | None = None) -> Any:
+        self._group.check_open(method)
+        seconds, busy = self._group.seconds(deadline), self._group.busy()
+        first = _sent(self._first, Call(method, args, 1))
+        either: list[asyncio.Future[Any]] = [first, self._failed]
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self._failed.done() or not first.done() or _error(first):
+            self.abandon()  # the other ranks end, which shows whether one of them is the cause
+        await self._group.check(method, {0: first} | self._followers, [0], seconds, busy)
+        return first.result()
+
+    async def end(self, deadline: float | None = None) -> Any:
+        self._group.check_open(self._until)
+        seconds, busy = self._group.seconds(deadline), self._group.busy()
+        waits = {0: self._end()} | self._followers
+        await asyncio.wait(waits.values(), timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        await self._group.check(self._until, waits, waits, seconds, busy)
+        return waits[0].result()
+
+    def abandon(self) -> None:
+        if not self.over.done():
+            self._end()
+
+    def _end(self) -> "asyncio.Future[object]":
+        self.over.set_result(None)
+        return _sent(self._first, Call(self._until, (), 1))
+
+    def _note(self, wait: "asyncio.Future[object]") -> None:
+        if _error(wait) and not self._failed.done():
+            self._failed.set_result(None)
+
+
+def _sent(rank: "_Rank", call: Call) -> "asyncio.Future[object]":
+    """Return the result of a call that runs even if its caller gives up."""
+    wait = asyncio.wrap_future(rank.submit(call))
+    wait.add_done_callback(_error)  # asyncio must not report errors that were never retrieved
+    return wait
 
 
 def _error(wait: "asyncio.Future[object]") -> BaseException | None:
@@ -270,11 +269,3 @@ class _Rank:
         except WorkerError as error:
             self._failure = error
             raise
-
-
-def call_method(worker: object, method: str, args: tuple[object, ...]) -> object:
-    """Return the result of a method of the worker or of one of its attributes (``state.save``); None for a ``close``
-    that it doesn't have."""
-    if method == "close" and not hasattr(worker, "close"):
-        return None
-    return attrgetter(method)(worker)(*args)

@@ -13,7 +13,7 @@ from logging.handlers import QueueHandler
 from typing import Any
 
 from whet.cluster.base import RankInfo
-from whet.cluster.group import RemoteTraceback, call_method
+from whet.cluster.call import RemoteTraceback, call_method
 from whet.cluster.message import unpacked
 from whet.cluster.rendezvous import LOOPBACK, local_address
 from whet.config import Config

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from whet.cluster.base import Placement, WorkerGroup
-from whet.cluster.group import Call, LinkedGroup, call_method
+from whet.cluster.call import Call, call_method
+from whet.cluster.group import LinkedGroup
 from whet.cluster.rendezvous import LOOPBACK, Reservation, rank_infos
 from whet.config import Config
 from whet.processes.compute import COMPUTE

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from whet.base.errors import WhetError, WorkerError
 from whet.cluster.base import Placement, RankInfo, WorkerGroup
-from whet.cluster.group import Call, LinkedGroup
+from whet.cluster.call import Call
+from whet.cluster.group import LinkedGroup
 from whet.cluster.host import Host, Reply
 from whet.cluster.message import packed
 from whet.cluster.rendezvous import LOOPBACK, PrivateFile, Reservation, rank_infos
@@ -41,14 +42,14 @@ class ProcessCluster:
         for info in rank_infos(placement, meeting.address, file.path):
             bound = None if self.cores is None else slice_for_rank(self.cores, info.rank, placement.ranks)
             child = Child(f"{Host.__module__}:Host", environment=_threads(bound, placement.ranks), cores=bound)
-            links.append(_Process(child, (worker, config, info), (meeting, file)))
+            links.append(ProcessLink(child, (worker, config, info), (meeting, file)))
         return LinkedGroup(worker, placement, links)
 
     async def close(self) -> None:
         """Nothing to close: groups end their processes."""
 
 
-class _Process:
+class ProcessLink:
     """A link to a worker in a process."""
 
     thread = None

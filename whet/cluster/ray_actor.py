@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from logging import LogRecord
 
-from whet.cluster.group import call_method
+from whet.cluster.call import call_method
 from whet.cluster.host import Host, Reply, collect, failed
 from whet.cluster.rendezvous import Reservation
 from whet.processes.child import kill_on_parent_exit

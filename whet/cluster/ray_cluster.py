@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import DeadlineError, WhetError, WorkerError
 from whet.cluster.base import Placement, RankInfo, WorkerGroup
-from whet.cluster.group import Call, LinkedGroup, RemoteTraceback
+from whet.cluster.call import Call, RemoteTraceback
+from whet.cluster.group import LinkedGroup
 from whet.cluster.host import Reply
 from whet.cluster.ray_actor import Location, RayHost
 from whet.cluster.ray_connection import connect, leave

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from whet.base.errors import DeadlineError, WhetError
-from whet.cluster.base import Cluster, Placement, WorkerGroup
+from whet.cluster.base import Cluster, Lead, Placement, WorkerGroup
 from whet.cluster.local import LocalCluster
 from whet.core.batch import Batch, ModelOutput
 from whet.core.packing import Shard, idle_micro_batches, pack
@@ -40,6 +40,7 @@ class WorkerLearner:
     def __init__(self, group: WorkerGroup, config: WorkerConfig, facts: LearnerFacts) -> None:
         self._group, self._config, self.facts = group, config, facts
         self.flops = 0.0
+        self._transfer: Lead | None = None  # of weights, the last one
 
     @classmethod
     async def launch(cls, cluster: Cluster, config: WorkerConfig, placement: Placement | None = None) -> Self:
@@ -82,16 +83,24 @@ class WorkerLearner:
         return await compute(_update, work, loss, answers)
 
     async def begin_weights(self, request: WeightRequest) -> Handshake:
-        """See ``Learner``. A tied head is included."""
-        handshake: Handshake = (await self._group.call("weights.begin", request))[0]
+        """See ``Learner``. A tied head is included. Only the first rank is called for each bucket: all others are in
+        one call, whatever the number of buckets, and follow it."""
+        self._transfer = self._group.lead("weights.follow", request, until="weights.end")
+        handshake: Handshake = await self._transfer.call("weights.begin", request)
         return handshake
 
     async def next_weights(self) -> Bucket | None:
-        bucket: Bucket | None = (await self._group.call("weights.next"))[0]
+        assert self._transfer is not None
+        bucket: Bucket | None = await self._transfer.call("weights.next")
         return bucket
 
     async def end_weights(self) -> None:
-        await self._group.call("weights.end")
+        assert self._transfer is not None
+        await self._transfer.end()
+
+    def abandon_weights(self) -> None:
+        if self._transfer is not None:
+            self._transfer.abandon()
 
     async def save(self, folder: Path) -> None:
         await self._group.call("state.save", folder)

@@ -143,6 +143,7 @@ class EngineSync:
                     await source.end_weights()
             except BaseException:
                 self._sender = None  # the state of the transfer is unknown
+                source.abandon_weights()
                 raise
         self._base = source if adapter is not None else None
         metrics = Metrics().mean("refit/gigabytes", size / 1e9).mean("refit/unread", len(unverified))

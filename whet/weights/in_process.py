@@ -5,7 +5,8 @@ by digests if the learner is in another process, and a probe runs through the ge
 Who waits for whom: the generators are paused before they are written to and continue only after both checks.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence, Sized
+from contextlib import aclosing
 
 import torch
 from torch import Tensor
@@ -56,10 +57,12 @@ class InProcessSync:
 
     async def _write(self, source: WeightSource, models: Sequence[OpenModel], dtype: torch.dtype) -> None:
         sent: dict[str, int] = {}
-        async for bucket in self._buckets(source, WeightRequest(dtype, self.config.bucket_bytes, self.config.digest)):
-            sent |= bucket.digests
-            for model in models:
-                await compute(model.load, bucket.tensors)
+        request = WeightRequest(dtype, self.config.bucket_bytes, self.config.digest)
+        async with aclosing(self._buckets(source, request)) as buckets:
+            async for bucket in buckets:
+                sent |= bucket.digests
+                for model in models:
+                    await compute(model.load, bucket.tensors)
         await of_each(models, lambda model, _: compute(model.check_complete))
         if not self.config.digest:
             return
@@ -73,10 +76,12 @@ class InProcessSync:
         stored = [dict(model.named_weights()) for model in models]
         wrong: list[list[str]] = [[] for _ in models]
         seen: set[str] = set()
-        async for bucket in self._buckets(source, WeightRequest(dtype, self.config.bucket_bytes, digest=False)):
-            for tensors, names in zip(stored, wrong, strict=True):
-                names += await compute(_other_bits, bucket.tensors, tensors)
-            seen.update(name for name, _ in bucket.tensors)
+        request = WeightRequest(dtype, self.config.bucket_bytes, digest=False)
+        async with aclosing(self._buckets(source, request)) as buckets:
+            async for bucket in buckets:
+                for tensors, names in zip(stored, wrong, strict=True):
+                    names += await compute(_other_bits, bucket.tensors, tensors)
+                seen.update(name for name, _ in bucket.tensors)
 
         async def refuse(model: OpenModel, number: int) -> None:
             tensors = stored[number - 1]
@@ -85,12 +90,16 @@ class InProcessSync:
         await of_each(models, refuse)
 
     @staticmethod
-    async def _buckets(source: WeightSource, request: WeightRequest) -> AsyncIterator[Bucket]:
-        await source.begin_weights(request)
-        while (bucket := await source.next_weights()) is not None:
-            yield bucket
-            bucket.tensors.clear()  # frees it before the next one is made
-        await source.end_weights()
+    async def _buckets(source: WeightSource, request: WeightRequest) -> AsyncGenerator[Bucket]:
+        try:
+            await source.begin_weights(request)
+            while (bucket := await source.next_weights()) is not None:
+                yield bucket
+                bucket.tensors.clear()  # frees it before the next one is made
+            await source.end_weights()
+        except BaseException:
+            source.abandon_weights()
+            raise
 
 
 def _check_digest(model: OpenModel, sent: Mapping[str, int]) -> None:

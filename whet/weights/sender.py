@@ -5,6 +5,10 @@ one bucket and the transport's buffers, never a whole model.
 All ranks iterate together, because gathering needs all of them. The first rank communicates with the engines; the
 request determines whether the other ranks write as well. ``LocalSource`` sends weights of this process, as from a
 learner.
+
+Who waits for whom: the controller calls the first rank for each bucket, and the other ranks once, to ``follow`` it.
+Before each bucket these wait until the first rank says that it continues or ends, up to the deadline of the learner's
+collectives.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from whet.base.errors import RefitError
+from whet.base.errors import DeadlineError, RefitError
 from whet.parallel.mesh import Ranks
 from whet.processes.compute import compute
 from whet.weights.config import usual_bucket
@@ -43,7 +47,7 @@ class Sender:
         self._writer: Writer | None = None  # this rank's transport
         self._manifest: Manifest = ()  # the receivers' current manifest
         self._buckets: Iterator[Bucket] = iter(())
-        self._gathering = False
+        self._gathering = False  # a tensor is being made, and other ranks may wait for this one's part
 
     def begin(self, request: WeightRequest) -> Handshake:
         """Start a new transfer, even after an incomplete one."""
@@ -66,8 +70,32 @@ class Sender:
         """Return the next bucket; None when all were sent. On other ranks than the first it is empty."""
         return next(self._buckets, None)
 
+    @torch.no_grad()
+    def follow(self, request: WeightRequest) -> None:
+        """Take part in a transfer of the first rank, until that rank runs ``end``. An error is raised at once if other
+        ranks wait for this one; otherwise, as they have it too, when the first rank continues or ends."""
+        failed: Exception | None = None
+        try:
+            self.begin(request)
+        except Exception as error:
+            failed = error
+        while self._first_continues():
+            if failed is not None:
+                raise failed
+            try:
+                next(self._buckets)
+            except Exception as error:
+                if self._gathering:
+                    raise
+                failed = error
+        self.end()
+        if failed is not None:
+            raise failed
+
     def end(self) -> None:
-        """Release the data that the receivers have taken."""
+        """End the transfer, complete or not: release the data that the receivers have taken."""
+        if self._ranks is not None and self._first:
+            self._ranks.broadcast(False)
         self._buckets = iter(())
         if self._writer is not None:
             self._writer.taken()
@@ -83,6 +111,8 @@ class Sender:
     ) -> Iterator[Bucket]:
         writer = self._writer if request.transport is not None else None
         for number, entries in enumerate(manifest):
+            if self._ranks is not None and self._first:
+                self._ranks.broadcast(True)
             bucket, failed = Bucket(number, bytes=sum(entry.size for entry in entries)), None
             named = self._cast(entries, request, tensors, bucket.digests)
             try:
@@ -111,7 +141,6 @@ class Sender:
         for entry in entries:
             self._gathering = True
             name, tensor = next(tensors)
-            self._gathering = False
             if name != entry.name:
                 raise RefitError(
                     f"the learner's weights changed while they were sent: got {name} instead of {entry.name}"
@@ -119,7 +148,20 @@ class Sender:
             tensor = tensor.to(request.dtype)
             if self._first and request.digest and travels:
                 digests[name] = tensor_digest(tensor)
+            self._gathering = False
             yield name, tensor
+
+    def _first_continues(self) -> bool:
+        """Return whether the first rank makes another bucket; False at its ``end``."""
+        assert self._ranks is not None
+        rank, seconds = self._ranks.info.rank, self._ranks.timeout.total_seconds()
+        try:
+            return self._ranks.broadcast(False)
+        except RuntimeError as error:  # torch's errors
+            raise DeadlineError(
+                f"rank {rank} of the learner waited for the first rank to send more weights, which is gone or did not "
+                f"continue within learner.deadline = {seconds:g} s: {error}"
+            ) from error
 
     def _agree(self, failed: Exception | None, request: WeightRequest) -> None:
         """Raise this rank's error. If all ranks write, they fail together, and continue when all have written."""
@@ -148,6 +190,9 @@ class LocalSource:
 
     async def end_weights(self) -> None:
         await compute(self._sender.end)
+
+    def abandon_weights(self) -> None:
+        """Nothing waits for the rest of the transfer."""
 
     def close(self) -> None:
         """Close the transport, even during a transfer."""

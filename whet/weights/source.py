@@ -58,11 +58,16 @@ class Bucket:
 
 
 class WeightSource(Protocol):
-    """A learner, or another owner of a model. One refit at a time: begin, next until None, end."""
+    """A learner, or another owner of a model. One refit at a time: begin, next until None, end; after an error,
+    abandon."""
 
     async def begin_weights(self, request: WeightRequest) -> Handshake: ...
     async def next_weights(self) -> Bucket | None: ...
     async def end_weights(self) -> None: ...
+    def abandon_weights(self) -> None:
+        """Give an incomplete transfer up, without waiting for what is in progress. A learner can do nothing else before
+        its transfer is ended or abandoned."""
+        ...
 
 
 class NamedTensors(Protocol):
