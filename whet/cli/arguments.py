@@ -1,8 +1,9 @@
 """Arguments and options that several commands share, and the target that is either a task set or a recipe."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -35,7 +36,12 @@ def print_json(value: object) -> None:
     """Print a value for ``--json``."""
     import json
 
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(value, indent=2, ensure_ascii=not in_unicode(sys.stdout)))
+
+
+def in_unicode(stream: TextIO) -> bool:
+    """Return whether every character can be written to a stream."""
+    return (stream.encoding or "utf-8").lower().startswith("utf")
 
 
 def run_folder(run: Path) -> Path:

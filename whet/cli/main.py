@@ -5,7 +5,9 @@
 """
 
 import errno
+import io
 import os
+import resource
 import signal
 import sys
 import threading
@@ -42,7 +44,7 @@ from whet.cli import (
     view,
     watch,
 )
-from whet.cli.arguments import Session
+from whet.cli.arguments import Session, in_unicode
 from whet.cli.launching import launchable
 from whet.processes.machine import keep_freed_memory
 from whet.processes.sentinel import endings_are_errors
@@ -169,6 +171,11 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
         return _say(f"error: {str(error.filename)[:60]}...: the name is too long for a file or folder", 2)
     if isinstance(error, FileNotFoundError) and not _has_folder():
         return _say("error: the folder that this command was started in is gone; change to another one", 2)
+    if isinstance(error, FileNotFoundError) and error.filename is None and "temporary directory" in str(error):
+        return _say(f"error: {error.strerror}; name a folder that can be written: TMPDIR=FOLDER", 1)
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return _say(f"error: this process may have {limit} files open, which are too few; raise it: ulimit -n 4096", 1)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO) and _output_fails():
         return _say(f"error: the output of this command can't be written: {error.strerror}", 1)
     if isinstance(error, OSError) and error.errno in _OF_THE_FILE and error.filename is not None:
@@ -258,6 +265,9 @@ def _open_streams() -> None:
     os.close(number)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):  # in a locale without Unicode, a character must not end a run
+        if isinstance(stream, io.TextIOWrapper) and not in_unicode(stream):
+            stream.reconfigure(errors="replace")
 
 
 def _say(text: str, code: int) -> int:

@@ -20,6 +20,8 @@ from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show.facts import Measured, RunFacts, Summary, read_recipe
 from whet.show.metric_catalog import show
 
+_NARROW = 50  # columns of characters of a terminal
+
 
 @dataclass(frozen=True, slots=True)
 class RunState:
@@ -126,6 +128,8 @@ def print_runs(root: Path, console: Console | None = None) -> None:
         steps = f"{run.summary.steps} of {run.facts.steps}" if run.facts.steps else str(run.summary.steps)
         facts, state = run.facts, _state(run.state, jobs[folder][1]) if folder in jobs else run.state
         table.add_row(_name(folder, root), state, steps, facts.algorithm, facts.model, facts.task, _measured(run))
+    if console.width < _NARROW:
+        del table.columns[3:]  # otherwise no column has room for a character
     if table.row_count:
         console.print(table)
     if jobs:
