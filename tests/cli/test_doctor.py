@@ -1,5 +1,7 @@
 """The doctor reports missing parts and how to install them."""
 
+from pathlib import Path
+
 import pytest
 
 from whet.cli.doctor import summary
@@ -204,3 +206,14 @@ def test_the_sandbox_is_checked_by_trying(monkeypatch: pytest.MonkeyPatch) -> No
     (finding,) = checks.sandbox()
     assert finding.state == "advice"
     assert "Operation not permitted" in finding.value
+
+
+def test_a_user_without_a_home_folder_is_told_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("WHET_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert [finding.advice for finding in checks.model_cache()] == [
+        "there is no folder for the cache: Could not determine home directory. Name one: WHET_CACHE=FOLDER"
+    ]

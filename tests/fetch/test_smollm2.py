@@ -1,7 +1,9 @@
 """The built-in model is located without importing its package, converted once, and gives correct answers."""
 
+import errno
 import hashlib
 import importlib.util
+import os
 import sys
 import zipfile
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file
 
-from whet.base.errors import DeadlineError, WhetError
+from whet.base.errors import ConfigError, DeadlineError, WhetError
 from whet.fetch import smollm2
 from whet.fetch.smollm2 import NAME, smollm2_folder
 from whet.models.loading import ModelConfig, load_model, load_tokenizer
@@ -44,6 +46,23 @@ def test_waiting_for_another_process_that_converts_has_a_deadline(
         pytest.raises(DeadlineError, match="another process"),
     ):
         smollm2_folder(deadline=0.2)
+
+
+@pytest.mark.parametrize("home", [True, False], ids=["read-only", "none"])
+def test_a_cache_that_cannot_be_written_is_answered_with_the_setting_for_another(
+    home: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **options: bool) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("WHET_CACHE", raising=False)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(Path, "home", (lambda: tmp_path) if home else homeless)
+    with pytest.raises(ConfigError, match=r"cache.*(Read-only file system|home directory)\. Name .* WHET_CACHE=FOLDER"):
+        smollm2_folder()
 
 
 def test_a_failed_conversion_leaves_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,8 +226,12 @@ def model_cache(recipe: "Recipe | None" = None) -> Iterator[Finding]:
     from whet.fetch.download import cache_folder
     from whet.fetch.smollm2 import NAME, check_available, installed_package
 
-    folder = cache_folder()
-    hub = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    try:
+        folder = cache_folder()
+    except WhetError as error:
+        yield Finding("model cache", "none", "advice", str(error))
+        return
+    hub = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
     yield Finding("model cache", f"{folder}; Hugging Face: {hub}")
     if (folder / NAME).is_dir():
         yield Finding("quickstart model", f"{NAME} is converted")

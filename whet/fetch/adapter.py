@@ -14,7 +14,7 @@ from whet.base.errors import WhetError
 from whet.base.extras import extra
 from whet.base.files import digest, replacing
 from whet.base.progress import PROGRESS
-from whet.fetch.download import cache_folder
+from whet.fetch.download import cache_folder, filling
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +45,12 @@ def base_of(adapter: Path) -> tuple[str, str | None]:
 def merged_folder(adapter: Path, base: Path) -> Path:
     """Return a folder with the base model and the adapter merged into it. The first call writes it; processes that
     call at the same time wait. Raises ``WhetError`` if the two don't fit."""
-    from filelock import FileLock
-
     files = sorted(path for path in base.iterdir() if path.is_file())
     facts = [str(base.resolve()), *(f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files)]
     facts += [digest(path) for path in sorted(adapter.iterdir()) if path.is_file() and path.suffix != ".md"]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     folder = cache_folder() / f"merged-{adapter.resolve().name}-{key}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
+    with filling(folder):
         if not folder.is_dir():
             PROGRESS.begin(f"merging {adapter.name} into its base model")
             log.info("merging the adapter %s into %s, in %s", adapter, base, folder)

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from urllib.request import urlopen
 
-from whet.base.errors import DataError
+from whet.base.errors import ConfigError, DataError
 from whet.base.files import replacing
 
 _CHUNK = 1 << 20
@@ -66,8 +66,35 @@ def fetch_file(url: str, suffix: str = ".jsonl", deadline: float = 1800.0, most:
 
 
 def cache_folder() -> Path:
-    """Return the folder of models: ``models`` in ``$WHET_CACHE``, by default in ``~/.cache/whet``."""
-    return Path(os.environ.get("WHET_CACHE") or Path.home() / ".cache" / "whet").expanduser() / "models"
+    """Return the folder of models: ``models`` in ``$WHET_CACHE``, by default in ``~/.cache/whet``. Raises
+    ``ConfigError`` for a user without a home folder."""
+    try:
+        return Path(os.environ.get("WHET_CACHE") or Path.home() / ".cache" / "whet").expanduser() / "models"
+    except RuntimeError as error:
+        raise ConfigError(f"there is no folder for the cache: {error} Name one: WHET_CACHE=FOLDER") from None
+
+
+@contextmanager
+def filling(folder: Path, deadline: float = -1.0) -> Iterator[None]:
+    """Hold the lock of a folder in the cache. Raises ``filelock.Timeout`` if another process
+    holds it for ``deadline`` seconds, and ``ConfigError`` if the cache can't be written."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder.with_suffix(".lock"), timeout=deadline)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise
+    except OSError as error:
+        raise ConfigError(
+            f"the cache {folder.parent} can't be written: {error.strerror or error}. Name another folder: "
+            "WHET_CACHE=FOLDER"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def offline() -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from whet.base.errors import WhetError
 from whet.base.files import digest, replacing
 from whet.base.progress import PROGRESS
-from whet.fetch.download import cache_folder
+from whet.fetch.download import cache_folder, filling
 from whet.fetch.megatron_layout import FAMILIES, from_megatron, is_weight
 
 if TYPE_CHECKING:
@@ -63,15 +63,12 @@ def checkpoint_in(folder: Path) -> Path | None:
 def converted_folder(folder: Path, checkpoint: Path) -> Path:
     """Return a model folder with the weights of ``checkpoint``, and the config and tokenizer in ``folder``. The first
     call writes it; processes that call at the same time wait. Raises ``WhetError`` if the two don't fit."""
-    from filelock import FileLock
-
     small = [*folder.glob("*.json"), *folder.glob("*.jinja"), *folder.glob("*.model"), checkpoint / METADATA]
     facts = [digest(path) for path in sorted(small)]
     facts += [f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in sorted(checkpoint.glob("*.distcp"))]
     key = hashlib.sha256("\n".join([str(checkpoint.resolve()), *facts]).encode()).hexdigest()[:16]
     out = cache_folder() / f"megatron-{folder.resolve().name}-{key}"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(out.with_suffix(".lock")):
+    with filling(out):
         if not out.is_dir():
             PROGRESS.begin(f"converting {folder.name} from Megatron Core's format")
             log.info("converting the checkpoint %s of Megatron Core, in %s", checkpoint, out)

@@ -21,7 +21,7 @@ from whet.base.errors import DataError, DeadlineError, WhetError
 from whet.base.extras import require
 from whet.base.files import replacing, save_tensors
 from whet.base.progress import PROGRESS
-from whet.fetch.download import cache_folder, fetch_file, offline
+from whet.fetch.download import cache_folder, fetch_file, filling, offline
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -67,23 +67,21 @@ def smollm2_folder(deadline: float = 600.0) -> Path:
     Any number of processes may call this at once: one converts, the others wait up to ``deadline`` seconds. Raises
     ``WhetError`` if the model is unavailable, ``DeadlineError`` if waiting takes too long.
     """
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     folder = cache_folder() / NAME
     if folder.is_dir():
         return folder
     check_available()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.with_suffix(".lock")
     try:
-        with FileLock(lock, timeout=deadline):
+        with filling(folder, deadline):
             if not folder.is_dir():
                 with _gguf_file() as gguf:
                     _convert(gguf, folder)
     except Timeout as error:
         raise DeadlineError(
-            f"another process has been converting {NAME} for more than {deadline:.0f} s (it holds {lock}); "
-            "end it and try again"
+            f"another process has been converting {NAME} for more than {deadline:.0f} s (it holds "
+            f"{folder.with_suffix('.lock')}); end it and try again"
         ) from error
     return folder
 

@@ -169,7 +169,7 @@ KINDS: dict[str, type[Profile]] = {
 
 def files(folder: Path) -> list[Path]:
     """Return the files of profiles that exist, the working folder's first."""
-    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
     return [path for path in (folder / "whet.toml", settings / "whet" / "profiles.toml") if path.is_file()]
 
 

@@ -186,7 +186,7 @@ def available_isolation() -> tuple[Isolation | None, list[str]]:
             continue
         sandbox = Sandbox(ProgramLimits(workers=1), kind)
         try:
-            result = sandbox.submit(_PROBE.format(home=str(Path.home()))).result()
+            result = sandbox.submit(_PROBE.format(home=os.path.expanduser("~"))).result()
         except WhetError as error:
             problems.append(f"{kind}: {error}")
             continue

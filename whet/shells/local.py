@@ -5,6 +5,8 @@ All files lie in the namespaces, and the kernel ends these with their first proc
 """
 
 import json
+import os
+import shlex
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -170,7 +172,7 @@ def _problem() -> str:
     except WhetError as error:
         return str(error)
     try:
-        ended = runtime.run(_PROBE.format(home=Path.home()))
+        ended = runtime.run(_PROBE.format(home=shlex.quote(os.path.expanduser("~"))))
         text = ended.output.decode("utf-8", "replace").strip()
         return (
             "" if text == "ready" else f"a command can {text}" if ended.status == 0 else text or "bash does not start"
