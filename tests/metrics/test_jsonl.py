@@ -23,6 +23,34 @@ def test_a_line_is_readable_before_the_sink_is_closed(tmp_path):
     sink.close()
 
 
+@pytest.mark.parametrize("edited", [True, False], ids=["replaced", "removed"])
+def test_a_file_that_was_replaced_during_the_run_is_followed(edited, tmp_path, caplog):
+    sink = JSONLSink().open(tmp_path, {})
+    sink.write(1, {"loss": 0.5})
+    if edited:
+        (tmp_path / "copy").write_bytes((tmp_path / FILE).read_bytes())
+        (tmp_path / "copy").replace(tmp_path / FILE)
+    else:
+        (tmp_path / FILE).unlink()
+    sink.write(2, {"loss": 0.4})
+    sink.write(3, {"loss": 0.3})
+    sink.close()
+    assert [line["step"] for line in read_metrics(tmp_path / FILE)] == ([1, 2, 3] if edited else [2, 3])
+    assert caplog.text.count("was removed or replaced during the run") == 1
+
+
+@pytest.mark.parametrize("made_again", [True, False])
+def test_a_file_whose_folder_was_moved_is_written_there(made_again, tmp_path):
+    sink = JSONLSink().open(tmp_path / "run", {})
+    sink.write(1, {"loss": 0.5})
+    (tmp_path / "run").rename(tmp_path / "moved")
+    if made_again:
+        (tmp_path / "run").mkdir()
+    sink.write(2, {"loss": 0.4})
+    assert [line["step"] for line in read_metrics(tmp_path / "moved" / FILE)] == [1, 2]
+    assert not list((tmp_path / "run").glob("*"))
+
+
 def test_floats_are_read_back_exactly_numpys_too(tmp_path):
     sink = JSONLSink().open(tmp_path, {})
     sink.write(1, {"a": 0.1 + 0.2, "b": np.float32(0.1), "c": np.float64(1 / 3), "n": 3, "text": "x"})

@@ -1,11 +1,13 @@
 """A run whose checkpoints are gone is not begun again in its folder, which would drop its metrics."""
 
+import logging
+import shutil
 from pathlib import Path
 
 import pytest
 
 from whet.base.errors import ConfigError, WhetError
-from whet.run.folder import check_resumable
+from whet.run.folder import Place, check_resumable
 from whet.run.log import logging_to
 
 SAVED = '{"step": 1, "reward/mean": 0.5}\n{"step": 1, "time/step": 2.0, "time/checkpoint": 0.5}\n'
@@ -50,3 +52,37 @@ def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "log.txt").mkdir()
     with pytest.raises(WhetError, match=r"log\.txt can't be written: .*Is a directory"), logging_to(tmp_path):
         pass
+
+
+def test_a_log_that_was_replaced_during_the_run_is_followed(tmp_path: Path) -> None:
+    with logging_to(tmp_path):
+        (tmp_path / "log.txt").unlink()
+        logging.getLogger("whet").info("still here")
+    assert "still here" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_log_whose_folder_was_moved_is_written_there(tmp_path: Path) -> None:
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    folder.mkdir()
+    with logging_to(folder):
+        folder.rename(moved)
+        folder.mkdir()
+        logging.getLogger("whet").info("moved along")
+    assert "moved along" in (moved / "log.txt").read_text()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_log_whose_folder_was_removed_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with logging_to(tmp_path / "run"):
+        shutil.rmtree(tmp_path / "run")
+        logging.getLogger("whet").info("nowhere to go")
+
+
+def test_a_folder_that_was_emptied_during_the_run_is_no_longer_its_place(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("steps: 1\n")
+    place = Place(tmp_path)
+    place.check()
+    (tmp_path / "recipe.yaml").unlink()
+    with pytest.raises(WhetError, match="moved, removed or replaced during the run"):
+        place.check()

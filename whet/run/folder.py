@@ -109,8 +109,8 @@ class Place:
         self.folder, self._identity = folder, _identity(folder)
 
     def check(self) -> None:
-        """Raise ``WhetError`` if the folder was moved, removed or replaced since."""
-        if _identity(self.folder) != self._identity:
+        """Raise ``WhetError`` if the folder was moved, removed or replaced since, or emptied but for new files."""
+        if _identity(self.folder) != self._identity or not (self.folder / "recipe.yaml").is_file():
             raise WhetError(
                 f"the run folder {self.folder} was moved, removed or replaced during the run, so nothing more is "
                 "written there. Resume it at its new place: whet resume FOLDER"

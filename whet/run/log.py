@@ -3,11 +3,13 @@ without ending the run."""
 
 import io
 import logging
+import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.metadata import version
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -32,8 +34,23 @@ class _Screen(logging.Handler):
         """Do nothing: the record is in the log file, and no other output is left."""
 
 
-class _File(logging.FileHandler):
-    """Ignores failed writes: on a full disk, the next file that matters raises an error with its name."""
+class _File(WatchedFileHandler):
+    """Opens the file again if it was removed or replaced. Ignores failed writes: on a full disk, the next file that
+    matters raises an error with its name."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8")
+        self._path, self._folder = path, path.parent.stat()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            super().emit(record)
+
+    def reopenIfNeeded(self) -> None:
+        """Stay with the file if its folder was moved, also if another one has the folder's name."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._path.parent.stat(), self._folder):
+                super().reopenIfNeeded()
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -55,7 +72,7 @@ def logging_to(folder: Path) -> Iterator[None]:
     logger = logging.getLogger("whet")
     logger.setLevel(logging.INFO)
     with error_context(folder / "log.txt"):
-        file = _File(folder / "log.txt", encoding="utf-8")
+        file = _File(folder / "log.txt")
     screen = _Screen(logging.WARNING)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     for handler in (file, screen):

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whet.base.errors import WhetError
 from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
 from whet.checkpoint.background import BackgroundSave
@@ -260,7 +261,11 @@ class Run:
     async def _save(
         self, step: int, copied: asyncio.Event | None, state: dict[str, object], metric: float | None
     ) -> None:
-        await self.store.save(step, partial(self._write, copied), state, metric)
+        try:
+            await self.store.save(step, partial(self._write, copied), state, metric)
+        except WhetError:
+            self.place.check()  # says why, if the folder was moved meanwhile
+            raise
         if self.mirror is not None and not await self.mirror.copy(self.folder, step, self.store.steps()):
             self.metrics.sum("checkpoint/mirror_failed", 1)
 

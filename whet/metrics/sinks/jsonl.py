@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,12 +51,33 @@ class JSONLWriter(Sink):
         self._path = path
         with error_context(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            sync_folder(path.parent)
+            self._file = self._opened()
+            self._folder = path.parent.stat()
+
+    def _opened(self) -> int:
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        sync_folder(self._path.parent)
+        return file
+
+    def _follow(self) -> None:
+        """Open the file again if another one has its name, as after an edit, or none. A folder that was moved took the
+        file along."""
+        try:
+            if not os.path.samestat(self._path.parent.stat(), self._folder):
+                return
+        except FileNotFoundError:
+            return
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._path.stat(), os.fstat(self._file)):
+                return
+        os.close(self._file)
+        self._file = self._opened()
+        log.warning("%s was removed or replaced during the run; its next lines are in the new file", self._path)
 
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         data = encode_line(step, {**values, "time/written": time.time()}, kind)
         with error_context(self._path):
+            self._follow()
             while data:  # os.write may write only a part
                 data = data[os.write(self._file, data) :]
             os.fsync(self._file)
