@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,15 @@ def test_a_run_that_was_killed_while_its_first_checkpoint_was_written_begins_aga
     (tmp_path / "metrics.jsonl").write_text(SAVED)
     (tmp_path / "checkpoints/.staging-step-000001-7").mkdir(parents=True)
     check_resumable(tmp_path)
+
+
+@pytest.mark.parametrize("saves", [1, 2])
+def test_a_run_whose_first_save_in_the_background_failed_begins_again(saves: int, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("checkpoints: {asynchronous: true}\n")
+    (tmp_path / "metrics.jsonl").write_text(SAVED * saves)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match="is empty") if saves > 1 else nullcontext():
+        check_resumable(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["rollouts", "episodes.jsonl", "metrics.jsonl", "ledger.jsonl", "log.txt"])

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.files import check_unicode, check_writable
+from whet.config.issues import RecipeError
+from whet.config.yaml_text import parse_mapping
 
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
@@ -67,13 +69,24 @@ def check_resumable(folder: Path) -> None:
     if not metrics.is_file() or (checkpoints.is_dir() and any(checkpoints.iterdir())):
         return
     with metrics.open("rb") as lines:
-        saved = any(b'"time/checkpoint"' in line for line in lines)
-    if saved:
+        saves = sum(b'"time/checkpoint"' in line for line in lines)
+    if checkpoints.is_dir() and _saves_in_background(folder):
+        saves -= 1  # the last one may have failed, for example on a full disk, after its step was logged
+    if saves > 0:
         what = "is empty" if checkpoints.is_dir() else "is not a folder"
         raise ConfigError(
             f"{checkpoints} {what}, but {metrics} says that the run has saved checkpoints. Put them back, or begin "
             f"again elsewhere: whet train {shlex.quote(str(folder / 'recipe.yaml'))}"
         )
+
+
+def _saves_in_background(folder: Path) -> bool:
+    try:
+        recipe = parse_mapping((folder / "recipe.yaml").read_text("utf-8", "replace"), "recipe.yaml")
+    except (OSError, RecipeError):
+        return False
+    checkpoints = recipe.get("checkpoints")
+    return isinstance(checkpoints, dict) and checkpoints.get("asynchronous") is True
 
 
 def is_url(run: str) -> bool:
