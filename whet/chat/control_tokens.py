@@ -116,6 +116,10 @@ class ControlTokens:
         words, other_words = ("".join(self.show(rendering).split()) for rendering in (hidden, other))
         return words == other_words and self._spelled.findall(hidden) == self._spelled.findall(other)
 
+    def after_last(self, hidden: str) -> str:
+        """Return the part of a hidden rendering after its last control token; all of it if it has none."""
+        return self._spelled.split(hidden)[-1]
+
     def encode(self, hidden: str) -> list[int]:
         """Return the tokens of a hidden rendering. Raises ``DataError`` if the tokenizer can't encode a control token's
         spelling as text."""

@@ -146,6 +146,7 @@ class Renderer:
         """Return the tokens to append to ``history``, which ends with a sampled reply: the end of the assistant's turn,
         if the reply lacks it, the new messages, and the beginning of the next reply."""
         before, after = self._turns.after(messages)
+        before = self._control.after_last(before)  # tokens don't reach across a control token
         head, whole = self._control.encode(before), self._control.encode(before + after)
         tokens = whole[len(head) :] if whole[: len(head)] == head else self._control.encode(after)
         tokens = self._with_images(tokens, messages)

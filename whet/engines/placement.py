@@ -153,10 +153,10 @@ def beginnings(tokens: Sequence[int], images: Sequence[str] = (), first: Sequenc
     of a text that this one begins with."""
     ends = list(first[:-1])
     start, digest = ends[-1] if ends else (0, "\n".join(images).encode())
-    text = array("q", tokens)
-    while start < len(text):
+    text = array("i", tokens).tobytes()
+    while start < len(tokens):
         end = start + max(_BLOCK, 1 << max(start.bit_length() - 1 - _FINE, 0))
-        digest = blake2b(digest + text[start:end].tobytes(), digest_size=16).digest()
-        start = min(end, len(text))
+        digest = blake2b(digest + text[4 * start : 4 * end], digest_size=16).digest()
+        start = min(end, len(tokens))
         ends.append((start, digest))
     return ends

@@ -194,7 +194,10 @@ class Session:
     @property
     def tokens(self) -> list[int]:
         """All tokens of this branch."""
-        return [token for span in self.spans for token in span.tokens]
+        tokens = list[int]()
+        for span in self.spans:
+            tokens += span.tokens
+        return tokens
 
     @property
     def replied(self) -> bool:
@@ -223,9 +226,10 @@ class Session:
             raise LimitReached("turns")
         history = self.tokens
         added, shown = self._following(new, history) if history else (self._prompt(new, tools), list(new))
-        opened = opening([*history, *added], renderer, sampling)
-        added += opened
         history += added
+        opened = opening(history, renderer, sampling)
+        added += opened
+        history += opened
         if len(history) >= sampling.longest:
             raise LimitReached("tokens")
         params = sampling.params(derive_seed(recording.seed, usage.turns), renderer.stop_token_ids, len(history))
