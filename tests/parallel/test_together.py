@@ -188,6 +188,15 @@ def test_a_rank_that_meets_no_other_rank_raises():
         join(ParallelConfig(fsdp=2), info_of(f"127.0.0.1:{free_port()}", 0, 2, 1), CPU, 1.0)
 
 
+def test_ranks_wait_longer_for_each_other_than_a_call_of_them_may_take(models):
+    """Else the error of a rank that waits could come before the controller has found the rank that hangs."""
+    learner = LearnerConfig(deadline=1.0)
+    model, parallel = ModelConfig(path=str(models["llama"])), ParallelConfig(fsdp=2)
+    config = WorkerConfig(model=model, learner=learner, parallel=parallel)
+    with pytest.raises(WhetError, match=r"did not meet the other 1 ranks at 127.0.0.1:\d+ within 1\.1 s"):
+        LearnerWorker(config, info_of(f"127.0.0.1:{free_port()}", 0, 2, 1))
+
+
 def test_sizes_must_match_the_placement(models):
     config = WorkerConfig(model=ModelConfig(path=str(models["llama"])), parallel=ParallelConfig(fsdp=2, tensor=2))
     with pytest.raises(

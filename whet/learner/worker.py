@@ -50,6 +50,10 @@ from whet.weights.named_weights import requested_weights
 from whet.weights.sender import Sender
 from whet.weights.shared_memory import settle
 
+# Collectives raise after the deadline of the call that they are part of, so that the controller finds the rank that
+# hangs before the ranks that wait for it fail, which would look like an error of theirs.
+_LATER = 1.1
+
 
 class LearnerWorker:
     """A model that scores and, with an optimizer, is trained."""
@@ -61,7 +65,7 @@ class LearnerWorker:
             be_deterministic()
         self.ranks: Ranks | None = None
         if max(self.info.ranks, config.parallel.ranks) > 1:
-            self.ranks = join(config.parallel, self.info, self.device, config.learner.deadline)
+            self.ranks = join(config.parallel, self.info, self.device, _LATER * config.learner.deadline)
         self.config = config = with_precision(config, self.device, self.ranks)
         self.trains = config.optimizer is not None
         self.module = self._build(train=self.trains)

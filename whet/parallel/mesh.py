@@ -203,7 +203,7 @@ def _meet(info: RankInfo, device: torch.device, timeout: timedelta) -> None:
     except (dist.DistError, OSError) as error:
         raise WhetError(
             f"rank {info.rank} did not meet the other {info.ranks - 1} ranks at {info.store or info.rendezvous} within "
-            f"{timeout.total_seconds():.0f} s: {error}"
+            f"{timeout.total_seconds():g} s: {error}"
         ) from error
 
 

@@ -160,7 +160,7 @@ class Sender:
         except RuntimeError as error:  # torch's errors
             raise DeadlineError(
                 f"rank {rank} of the learner waited for the first rank to send more weights, which is gone or did not "
-                f"continue within learner.deadline = {seconds:g} s: {error}"
+                f"continue within {seconds:g} s (see learner.deadline): {error}"
             ) from error
 
     def _agree(self, failed: Exception | None, request: WeightRequest) -> None:
