@@ -146,6 +146,11 @@ def test_without_hashes_sizes_and_names_are_still_verified(tmp_path: Path) -> No
     path.write_bytes(b"x" * 4999)
     with pytest.raises(CheckpointError, match="4999 bytes instead of 5000"):
         store.load(10)
+    path.write_bytes(b"x" * 5000)
+    state = tmp_path / "step-000010" / "state.json"
+    state.write_bytes(state.read_bytes().replace(b"e", b"d"))
+    with pytest.raises(CheckpointError, match=r"state\.json has changed"):
+        store.load(10)
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_from_scratch(tmp_path: Path) -> None:

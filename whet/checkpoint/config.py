@@ -26,7 +26,7 @@ class CheckpointConfig(Config):
     """Write checkpoints during training. Training stops only while weights and optimizer state are copied to CPU
     memory; one save runs at a time, and the next one waits for it."""
     verify: bool = True
-    """Verify the SHA-256 of every file when loading; false: only names and sizes."""
+    """Verify the SHA-256 of every file when loading; false: of JSON files, and of all others names and sizes."""
 
     before: float | None = Field(None, gt=0)
     """Save and end the run this long before Slurm ends its job: seconds, or ``10m``, ``1h``. The current step is
