@@ -5,6 +5,7 @@ import asyncio
 from collections import Counter as Tally
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,8 +196,9 @@ async def test_a_lost_node_is_an_error_that_names_the_rank(nodes: Any) -> None:
 
 
 @in_event_loop
-async def test_an_environment_worker_whose_node_is_lost_is_replaced_on_another(nodes: Any) -> None:
-    tasks = RayWorkerTasks(taskset=Counting(), processes=1, address=nodes.address, cpus=8)
+async def test_an_environment_worker_whose_node_is_lost_is_replaced_on_another(nodes: Any, tmp_path: Path) -> None:
+    taskset = Counting(folder=str(tmp_path))
+    tasks = RayWorkerTasks(taskset=taskset, processes=1, address=nodes.address, cpus=8)
     environments = IsolatedEnvironments(tasks.open())
     node = nodes.add_node(num_cpus=8, include_dashboard=False)
     playing = asyncio.create_task(play(environments.make(task("wait")), "x"))
