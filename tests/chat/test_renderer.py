@@ -1,6 +1,8 @@
 """Conversations are rendered by appending: sampled and earlier tokens are never rendered again."""
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer, vocab_id
 from whet.base.errors import ConfigError, DataError
@@ -54,6 +56,26 @@ def test_a_conversation_appended_turn_by_turn_equals_the_templates_rendering():
     tokens += renderer.render_reply(conversation[:4], conversation[4])
     whole = tiny_tokenizer().apply_chat_template(conversation, tokenize=False)
     assert renderer.decode(tokens) + "\n" == whole
+
+
+@pytest.mark.parametrize("takes_spaces", [False, True])
+def test_what_follows_a_control_token_is_tokenised_as_after_it(takes_spaces):
+    """A tokenizer that puts a space before a text, but not after control tokens (Llama 2), or whose control tokens take
+    the spaces after them (Phi 3)."""
+    letters = ["▁", "\n", *"abcdefghijklmnopqrstuvwxyz"]
+    plain = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    plain.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    ends = [AddedToken(spelling, rstrip=takes_spaces) for spelling in ("<|user|>", "<|assistant|>", "<|end|>")]
+    plain.add_special_tokens(ends)
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|end|>", chat_template=template)
+    conversation = [user("a b"), assistant("c d"), user("e f")]
+    renderer = Renderer(tokenizer)
+    tokens = [*renderer.render_prompt(conversation[:1]), *plain.encode("c d").ids[1:], plain.token_to_id("<|end|>")]
+    assert [*tokens, *renderer.render_next(tokens, conversation[2:])] == renderer.render_prompt(conversation)
 
 
 def test_the_next_tokens_are_the_same_if_the_reply_lacks_its_end(renderer):
