@@ -4,8 +4,10 @@ real engine where WHET_TEST_ENGINE names one ("podman IMAGE"); lost containers; 
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.contracts.fault_contract import eventually
 from tests.contracts.runtime_contract import LIMITS, RuntimeContract
 from whet.base.errors import ConfigError
 from whet.shells.container import Container, ContainerRuntime
+from whet.shells.container_link import listening
 from whet.shells.engine import LABEL, Engine, EngineProblem
 from whet.shells.local import _problem
 from whet.shells.runtime import RuntimeFailure
@@ -118,6 +121,19 @@ def test_a_killed_run_leaves_no_container(tmp_path: Path, sent: signal.Signals) 
     owner.send_signal(sent)
     owner.communicate()
     assert eventually(lambda: not list(tmp_path.iterdir()))
+
+
+def test_the_socket_of_a_link_may_lie_in_a_folder_with_a_long_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    unlink, place = listening(socket.socket)
+    assert place.is_relative_to(folder)
+    assert (place / "socket").is_socket()
+    unlink()
+    assert not place.exists()
 
 
 def test_containers_of_ended_runs_are_swept_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

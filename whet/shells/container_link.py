@@ -5,6 +5,7 @@
 The relay runs with each command and as its user: a command can only cut itself off.
 """
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,11 @@ def listening(link: Link) -> tuple[Callable[[], None], Path]:
     """Carry the connections to a socket in a new folder. Return the function that ends this, and the folder."""
     scratch = Scratch("link")
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(scratch.path / "socket"))
+    folder = os.open(scratch.path, os.O_PATH | os.O_DIRECTORY)
+    try:  # by a short name of the folder: the name of a socket may have 107 characters
+        listener.bind(f"/proc/self/fd/{folder}/socket")
+    finally:
+        os.close(folder)
     for path, access in ((scratch.path, 0o711), (scratch.path / "socket", 0o666)):  # for the user in the container
         path.chmod(access)
     listener.listen()
