@@ -1,7 +1,9 @@
 """Checkpoints that are written during training are identical to synchronous ones, and as safe."""
 
+import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.toy import toy_recipe, write_recipe
 from whet.base.errors import WhetError
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import CheckpointStore
+from whet.cluster.base import Placement
 from whet.learner import state
 from whet.learner.learner import WorkerLearner
 from whet.run.run import resume, start
@@ -101,6 +104,36 @@ def test_a_save_that_hangs_is_an_error_at_the_deadline(
     with pytest.raises(WhetError, match=r"not written within learner\.deadline = 10 s"):
         start(recipe, tmp_path / "run")
     end.set()
+
+
+class ManyRanks:
+    """A group whose ranks have written their files at the last of some polls."""
+
+    def __init__(self, ranks: int, polls: int) -> None:
+        self.placement, self.polls = Placement(ranks), polls
+        self.calls: list[str] = []
+
+    async def call(self, method: str) -> list[bool]:
+        self.calls.append(method)
+        return [True] * (self.placement.ranks - 1) + [len(self.calls) >= self.polls]
+
+
+@pytest.mark.parametrize(("ranks", "deadline", "seconds"), [(2, 1800.0, 0.1), (768, 1800.0, 9.6), (768, 20.0, 2.0)])
+def test_many_ranks_are_asked_less_often(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, deadline: float, seconds: float
+) -> None:
+    """At most 80 ranks a second, and often enough before the deadline."""
+    group, slept = ManyRanks(ranks, 4), list[float]()
+
+    async def sleep(wanted: float) -> None:
+        slept.append(wanted)
+
+    monkeypatch.setattr("whet.learner.learner.asyncio.sleep", sleep)
+    config: Any = SimpleNamespace(learner=SimpleNamespace(deadline=deadline))
+    learner = WorkerLearner(group, config, None)  # type: ignore[arg-type]
+    asyncio.run(learner.finish_save())
+    assert slept == [seconds] * 3
+    assert group.calls == ["state.save_written"] * 4 + ["state.finish_save"]
 
 
 @pytest.fixture(scope="module")

@@ -178,7 +178,7 @@ def several_refits(worker: LearnerWorker, rank: int, engines: Engines | None) ->
     connected: list[bool] = []
     held = []
     for size in (SMALL, SMALL, LARGE, SMALL):
-        request = WeightRequest(DTYPE, size, transport="cuda_ipc", full=not connected)
+        request = WeightRequest(DTYPE, size, transport="cuda_ipc", connected=1 if connected else 0)
         connected.append(refit(worker, engines, request))
         held.append((mapped(), engines.call("mapped") if engines else None))
         learn(worker)

@@ -238,6 +238,23 @@ def test_how_weights_are_packed_and_come_is_said_once(tiny_model: Path, tmp_path
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_syncs_take_turns_with_one_learner(tiny_model: Path, tmp_path: Path, transport: str) -> None:
+    """A learner is connected to the engines of one sync at a time; the other sync's are connected again."""
+
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path, {"transport": transport}) as (learner, engine, sync):
+            turns = [(engine, sync), (StandIn(engine.inside), EngineSync(sync.config, sync.text, sync.distribution))]
+            for version, (here, by) in enumerate([*turns, *turns, turns[1]]):
+                await by.publish(learner, here, version)
+                assert here.weights_complete
+            reconnects = [sum(method == "connect" for method, _ in each.calls) for each, _ in turns]
+            assert reconnects == ([2, 3] if transport == "disk" else [2, 2])
+        assert not list(tmp_path.glob("whet-weights-*"))
+
+    asyncio.run(go())
+
+
 def test_weights_that_are_packed_otherwise_are_described_again(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,9 +397,9 @@ def test_buckets_are_larger_from_gpu_to_gpu(
     weights: Any = SimpleNamespace(described=lambda: described, tensors=list)
     writer = SimpleNamespace(open=lambda manifest: None)
     monkeypatch.setattr("whet.weights.sender.open_writer", lambda *_: writer)
-    sender = Sender(lambda _: weights, device=torch.device(device))
     for wanted, size in ((WeightSyncConfig().bucket_bytes, megabytes), (WeightSyncConfig(bucket_mb=8).bucket_bytes, 8)):
-        manifest = sender.begin(WeightRequest(torch.float32, wanted, transport=transport, full=False)).manifest
+        sender = Sender(lambda _: weights, device=torch.device(device))
+        manifest = sender.begin(WeightRequest(torch.float32, wanted, transport=transport)).manifest
         assert manifest is not None
         assert sum(entry.size for entry in manifest[0]) == size * 2**20
 

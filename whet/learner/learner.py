@@ -31,7 +31,8 @@ from whet.weights.source import Bucket, Handshake, WeightRequest
 
 log = logging.getLogger(__name__)
 
-_ASKING = 0.1  # seconds between two polls of a background save
+_ASKING = 0.1  # least seconds between two polls of a background save
+_ASKED = 80.0  # most ranks that are asked per second
 
 
 class WorkerLearner:
@@ -109,12 +110,14 @@ class WorkerLearner:
         await self._group.call("state.begin_save", folder)
 
     async def finish_save(self) -> None:
-        """See ``Learner``. Polls the workers, because a worker that waited could do nothing else."""
+        """See ``Learner``. Polls the workers, because a worker that waited could do nothing else; the more ranks, the
+        less often, so that polling takes no more of this process."""
         deadline = self._config.learner.deadline
+        interval = max(_ASKING, min(self._group.placement.ranks / _ASKED, deadline / 10))
         try:
             async with asyncio.timeout(deadline):
                 while not all(await self._group.call("state.save_written")):
-                    await asyncio.sleep(_ASKING)
+                    await asyncio.sleep(interval)
         except TimeoutError:
             raise DeadlineError(
                 f"a save in the background was not written within learner.deadline = {deadline:g} s; look at the "

@@ -62,6 +62,7 @@ class EngineSync:
         self.distribution = distribution or Distribution()
         self._engines: list[EngineRanks] = []  # of the last refit
         self._sender: WeightSource | None = None  # to which they are connected
+        self._connection = 0  # number of this connection; the sender may since have connected to other engines
         self._transport: TransportName = "shared_memory"  # by which they are connected
         self._machines = set[str]()  # machines of the engines
         self._base: WeightSource | None = None  # whose frozen weights they have, for an adapter
@@ -163,7 +164,7 @@ class EngineSync:
             digest=config.digest,
             content=content,
             transport=self._transport,
-            full=full,
+            connected=0 if full else self._connection,
             receivers=sum(engine.ranks for engine in engines),
             folder=config.folder,
             deadline=config.deadline,
@@ -178,7 +179,7 @@ class EngineSync:
                 )
             self._transport = "collective"
             handshake = await source.begin_weights(replace(request, transport=self._transport))
-        self._sender = source
+        self._sender, self._connection = source, handshake.number
         return handshake
 
     async def _begin(

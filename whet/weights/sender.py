@@ -45,25 +45,28 @@ class Sender:
         self._device = device or torch.device("cpu")
         self._first = ranks is None or ranks.info.rank == 0
         self._writer: Writer | None = None  # this rank's transport
+        self._connections = 0  # that were opened; the last one is current
         self._manifest: Manifest = ()  # the receivers' current manifest
         self._buckets: Iterator[Bucket] = iter(())
         self._gathering = False  # a tensor is being made, and other ranks may wait for this one's part
 
     def begin(self, request: WeightRequest) -> Handshake:
-        """Start a new transfer, even after an incomplete one."""
+        """Start a new transfer, even after an incomplete one. Receivers of an earlier connection get a new one, because
+        other receivers have taken their place."""
         self._gathering = False
         size = request.bucket_bytes or usual_bucket(request.transport, self._device.type == "cuda")
         weights = self._weights(replace(request, bucket_bytes=size))
         manifest, unchanged, connection = pack(weights.described(), request.dtype, size), False, None
         if request.transport is not None:
-            if request.full:
+            if request.connected != self._connections or self._connections == 0:
                 self.close()
+                self._connections += 1
             unchanged, self._manifest = manifest == self._manifest, manifest
             if self._first or request.every_rank:
                 self._writer = self._writer or open_writer(request, self._device, self._ranks, self._host)
                 connection = self._writer.open(manifest)
         self._buckets = self._send(request, manifest, iter(weights.tensors()))
-        return Handshake(machine(), None if unchanged else manifest, connection)
+        return Handshake(machine(), None if unchanged else manifest, connection, self._connections)
 
     @torch.no_grad()
     def next(self) -> Bucket | None:

@@ -25,7 +25,7 @@ class WeightRequest:
     digest: bool = True
     content: Content = "merged"
     transport: TransportName | None = None  # None: as tensors, to the caller
-    full: bool = True  # send the manifest and connection too; the receivers have no earlier ones
+    connected: int = 0  # number of the receivers' connection (``Handshake.number``); 0: they have none
     receivers: int = 1  # number of processes that read each bucket
     folder: Path | None = None  # folder of files; None: the system's temporary folder
     deadline: float = 300.0  # seconds that a broadcast may take
@@ -44,6 +44,7 @@ class Handshake:
     machine: str  # the sender's machine
     manifest: Manifest | None  # None if it is unchanged
     connection: tuple[object, ...] | None  # how to connect to the transport; None if it is unchanged
+    number: int = 0  # of the sender's connections so far, this one included
 
 
 @dataclass(slots=True, frozen=True)
