@@ -88,8 +88,8 @@ def send(
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
     receiver = Receiver(model)
     buckets = 0
-    for full in (True, False):
-        request = WeightRequest(dtype, BUCKET, transport=transport, full=full)
+    for connected in (0, 1):
+        request = WeightRequest(dtype, BUCKET, transport=transport, connected=connected)
         if rank > 0:
             worker.weights.follow(request)
             continue
