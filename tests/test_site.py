@@ -23,6 +23,7 @@ def module():
     return loaded
 
 
+@pytest.mark.slow  # test_docs.py follows the links
 def test_the_site_is_built_from_all_pages(tmp_path: Path) -> None:
     built = subprocess.run([sys.executable, SCRIPT, tmp_path / "site"], capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stdout + built.stderr

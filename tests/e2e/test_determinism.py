@@ -34,7 +34,7 @@ def test_in_step_the_result_does_not_depend_on_concurrency(tiny_model: Path, tmp
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"model": {"lora": {"rank": 2}}, "rollouts": {"concurrency": 3}}],
+    [pytest.param({}, marks=pytest.mark.slow), {"model": {"lora": {"rank": 2}}, "rollouts": {"concurrency": 3}}],
     ids=["whole weights", "lora"],
 )
 def test_guessed_tokens_change_no_number_of_a_run(changes: dict[str, Any], tiny_model: Path, tmp_path: Path) -> None:

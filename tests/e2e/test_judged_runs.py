@@ -48,6 +48,7 @@ def test_a_killed_run_with_a_hosted_judge_resumes_to_the_same_bits(
     assert len(rewards) == 4
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_the_recipe_runs_two_steps_and_the_rule_watches(tiny_model: Path, tmp_path: Path) -> None:
     changes = [f"model.path={tiny_model}", f"data.judge.model={tiny_model}", "steps=2", "sinks=[jsonl]"]
     changes += ["learner.precision=float32", "generator.dtype=float32", "rollouts.prompts_per_step=2"]

@@ -47,6 +47,7 @@ def test_a_run_is_repeatable_and_resumes_to_the_same_bits(tiny_model: Path, tmp_
     assert evaluated[0]["evaluation/reward"] != evaluated[-1]["evaluation/reward"]
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_the_weights_of_the_moment_judge_and_only_answers_are_trained(tiny_model: Path, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"evaluation": {"enabled": False}, "rollouts": {"prompts_per_step": 3, "record_every": 1}}
     own = run.start(self_judged(tiny_model, **changes), tmp_path / "own")

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from tests.e2e.test_learning import lines
 from tests.e2e.test_resume import metrics
+from tests.grids import grid
 from tests.rows import rows_recipe, texts, write_rows
 from tests.tiny import tiny_granite, tiny_qwen3_5
 from tests.toy import save_tiny_model, toy_recipe
@@ -16,8 +17,7 @@ from whet.run import run
 FAMILIES = [tiny_granite, tiny_qwen3_5]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["grpo", "sft"])
+@pytest.mark.parametrize(("family", "kind"), grid(FAMILIES, ["grpo", "sft"]))
 def test_a_run_agrees_with_its_generator_and_resumes_to_the_same_bits(
     family: Callable[..., PreTrainedModel], kind: str, tmp_path: Path
 ) -> None:

@@ -5,9 +5,8 @@ import contextlib
 import json
 import resource
 import socket
-import subprocess
-import sys
 import threading
+from pathlib import Path
 
 import httpx
 import openai
@@ -16,6 +15,7 @@ import pytest
 from tests.cpu_time import cpu_seconds_below
 from tests.endpoint.agents import Scene, scene
 from tests.endpoint.test_api import ADD, run, user
+from tests.forks import program_fork
 from tests.tiny import tiny_tokenizer
 from whet.base.errors import ConfigError, GeneratorError
 from whet.chat.renderer import Renderer
@@ -251,37 +251,29 @@ def test_a_connection_without_a_valid_token_is_closed_after_a_time() -> None:
 
 
 SERVER = """
-import asyncio, os, resource, socket, sys
+import asyncio, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 from tests.endpoint.agents import scene
 
 async def go():
     async with scene("ok") as at:
         print(at.endpoint.port, at.address.api_key, flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
+        while not os.path.exists(sys.argv[1]):
+            await asyncio.sleep(0.01)
         print((await at.chat("hi")).status_code, len(os.listdir("/proc/self/fd")), flush=True)
 
 asyncio.run(go())
 """
 
 
-def test_the_server_survives_more_connections_than_it_may_open_files() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline().split()[0])
+def test_the_server_survives_more_connections_than_it_may_open_files(tmp_path: Path) -> None:
+    with program_fork(SERVER, str(tmp_path / "go")) as server:
+        port = int(server.stdout.readline().split()[0])
         connections = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(200)]
         for connection in connections:
             connection.sendall(b"POST /v1/chat")
-        out, err = process.communicate("go\n", timeout=60)
-    finally:
-        process.kill()
+        (tmp_path / "go").touch()
+        out, err = server.communicate(60)
     for connection in connections:
         connection.close()
     status, files = map(int, out.split())

@@ -112,7 +112,9 @@ def test_a_request_ends_with_its_stop_token_stop_text_or_limit_though_more_was_g
     whole = sampled(plain, [(REPEATS, SamplingParams(60, greedy=True))])[0].tokens
     text = tiny_tokenizer().decode(whole[20:23])
     requests = [(REPEATS, SamplingParams(n, greedy=True)) for n in (1, 2, 22, 43)]
-    requests += [(REPEATS, SamplingParams(60, greedy=True, stop_token_ids=(token,))) for token in sorted(set(whole))]
+    requests += [
+        (REPEATS, SamplingParams(60, greedy=True, stop_token_ids=(token,))) for token in sorted(set(whole))[::4]
+    ]
     requests += [(REPEATS, SamplingParams(60, greedy=True, stop=(text,), likeliest=3))]
     requests += [([3] * 500, SamplingParams(60, greedy=True))]  # the context ends first
     for request in requests:
@@ -168,13 +170,13 @@ def test_any_number_of_right_and_wrong_guesses_in_any_rows_changes_nothing(
     model: Callable[..., PreTrainedModel], dtype: str
 ) -> None:
     guessing, plain = make(model, dtype, max_batch=13), make(model, dtype, guess=False, max_batch=13)
-    prompts = [[*PROMPTS[i % 5], i] for i in range(20)]
-    requests = [(p, SamplingParams(20 + 5 * i, seed=i, likeliest=2)) for i, p in enumerate(prompts)]
+    prompts = [[*PROMPTS[i % 5], i] for i in range(16)]
+    requests = [(p, SamplingParams(12 + 4 * i, seed=i, likeliest=2)) for i, p in enumerate(prompts)]
     expected = sampled(plain, requests)
     guessing._decoder.guesser = Prophet([c.tokens for c in expected], prompts)
     assert same(sampled(guessing, requests), expected)
     counters = guessing.counters
-    assert 200 < counters.kept_guesses < 0.9 * counters.guessed_tokens
+    assert 100 < counters.kept_guesses < 0.9 * counters.guessed_tokens
     assert counters.decode_steps < 0.7 * plain.counters.decode_steps
 
 
@@ -190,10 +192,10 @@ def test_new_weights_in_the_middle_of_an_answer_give_what_they_give_without_gues
             generator._decoder.readmit()
         generator._decoder.version = 1
 
-    requests = [(REPEATS, SamplingParams(150, seed=i, distribution=FILTERED)) for i in range(3)]
+    requests = [(REPEATS, SamplingParams(90, seed=i, distribution=FILTERED)) for i in range(3)]
     guessing = make(tiny_qwen3, max_batch=3)
     mine = begin(guessing, requests)
-    while len(mine[0].tokens) < 60:
+    while len(mine[0].tokens) < 40:
         guessing._decoder.step()
     cuts = [len(request.tokens) for request in mine]
     assert len(set(cuts)) > 1, "no answer is ahead of another: this shows little"

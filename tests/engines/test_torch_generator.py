@@ -70,13 +70,13 @@ def test_greedy_equals_transformers_token_for_token(model: Callable[..., PreTrai
     generator = make(model, dtype, max_batch=4)
 
     async def body() -> None:
-        out = await sample_all(generator, [(p, SamplingParams(80, greedy=True)) for p in PROMPTS])
+        out = await sample_all(generator, [(p, SamplingParams(40, greedy=True)) for p in PROMPTS])
         for prompt, c in zip(PROMPTS, out, strict=True):
             ids = torch.tensor([prompt])
             expected = reference.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=80,
+                max_new_tokens=40,
                 do_sample=False,
                 eos_token_id=None,
                 pad_token_id=0,
@@ -186,7 +186,7 @@ def test_new_weights_give_what_a_fresh_engine_gives_and_keep_requests_under_way(
     async def body() -> None:
         before = await old.sample(*request, "s")
         with held(old) as in_flight:
-            under_way = asyncio.create_task(old.sample(OTHER, SamplingParams(200, seed=4), "s"))
+            under_way = asyncio.create_task(old.sample(OTHER, SamplingParams(60, seed=4), "s"))
             await in_flight()
             await load_into(old, new.items(), 1)
         after, expected = await old.sample(*request, "s"), await fresh.sample(*request, "s")
@@ -428,7 +428,7 @@ def test_keys_of_requests_under_way_are_computed_anew_under_new_weights_or_kept(
 
     async def body() -> None:
         with held(generator):
-            tasks = [asyncio.create_task(generator.sample(OTHER, SamplingParams(200, seed=i), "s")) for i in range(5)]
+            tasks = [asyncio.create_task(generator.sample(OTHER, SamplingParams(80, seed=i), "s")) for i in range(5)]
             await generator.sample(PROMPT, SamplingParams(2), "s")
             await load_into(generator, reference.state_dict().items(), 1)
         for c in await asyncio.gather(*tasks):
@@ -437,7 +437,7 @@ def test_keys_of_requests_under_way_are_computed_anew_under_new_weights_or_kept(
                 logits = reference(torch.tensor([OTHER + c.tokens]), use_cache=False).logits[0, len(OTHER) - 1 : -1]
             expected = logits.log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None])[:, 0]
             new = torch.isclose(torch.tensor(c.logprobs), expected, atol=1e-4, rtol=0)
-            assert new[-50:].all() == (on_refit == "recompute" or c.versions[0] == 1)
+            assert new[-30:].all() == (on_refit == "recompute" or c.versions[0] == 1)
 
     run(generator, body)
 

@@ -74,13 +74,14 @@ def test_the_loops_own_thread_makes_no_team_while_a_run_computes() -> None:
         torch.set_num_threads(before)
 
 
-ALGORITHM = {"type": "grpo", "group_size": 4, "minibatches": 3, "epochs": 2}
 RUNS: dict[str, dict[str, Any]] = {
     "in step": {},
-    "one step off": {"rollouts": {"max_staleness": 1}, "checkpoints": {"asynchronous": True}},
-    "epochs": {"algorithm": ALGORITHM},
-    "critic": {"algorithm": {"type": "ppo", "group_size": 4, "minibatches": 3}},
-    "replicas": {"generator": {"type": "torch", "dtype": "float32", "replicas": 2}},
+    "one step off, replicas": {
+        "rollouts": {"max_staleness": 1},
+        "checkpoints": {"asynchronous": True},
+        "generator": {"type": "torch", "dtype": "float32", "replicas": 2},
+    },
+    "critic, epochs": {"algorithm": {"type": "ppo", "group_size": 4, "minibatches": 3, "epochs": 2}},
 }
 
 

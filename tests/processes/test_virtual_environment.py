@@ -123,6 +123,7 @@ def test_a_killed_installation_leaves_nothing_that_looks_whole(log: Path) -> Non
     assert (made.parent.parent / "complete").exists()
 
 
+@pytest.mark.slow  # pip itself; another test names what a stand-in for it can't install
 def test_an_index_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHET_CACHE", str(tmp_path))
     monkeypatch.setattr("shutil.which", lambda name: None)  # no uv: pip itself

@@ -73,5 +73,5 @@ def test_a_program_finds_itself_in_memory_and_nothing_of_earlier_programs(sandbo
 
 def test_a_program_finds_no_expected_value_during_its_tests(sandbox: Sandbox) -> None:
     tests = Checks(f"numbers = f(3)\nassert numbers == [{OWN}], numbers\nkept = '{ZEBRA}'", {"f": "f"})
-    for _ in range(3):
+    for _ in range(2):
         assert sandbox.submit(IN_A_CALL, "zebra-000000", tests).result(100)["err"] == ""

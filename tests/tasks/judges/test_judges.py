@@ -177,6 +177,7 @@ def test_a_judge_of_single_answers_refuses_task_sets_that_make_their_own_episode
         Judged(taskset=Guessing(), judge=JUDGE)
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_judge_around_workers_grades_as_without_them() -> None:
     """One judge serves all workers; the grader of the gate is asked in a worker."""
     right = TASKS.gold(TASK)
@@ -195,6 +196,7 @@ def test_a_judge_around_workers_grades_as_without_them() -> None:
     assert ([each["reward"] for each in there[0]], there[1]) == ([0.75, 0.0], 1)
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_judge_learns_from_a_worker_that_episodes_are_longer() -> None:
     async def play_there() -> None:
         compares = GenRM(taskset=TASKS, judge=JUDGE)  # only what it opens says so
