@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.learner.parts import SMALL, VOCABULARY, save_model
 from tests.losses.cases import CASES, Case
+from tests.tiny import tiny_qwen3
 from whet.core.batch import ModelOutput
 from whet.learner.model import build_whole
 from whet.learner.passes import forward_backward
@@ -21,14 +23,21 @@ META = torch.device("meta")
 CHECKED = (PairLoss, KTOLoss, ImplicitReward)  # they look at rewards first, and refuse some
 
 
+@pytest.fixture(scope="module")
+def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("one"), tiny_qwen3(VOCABULARY, num_hidden_layers=1, **SMALL))
+
+
 @pytest.mark.parametrize(
     "case", [one for one in CASES if not isinstance(one.loss, CHECKED)], ids=lambda case: case.name
 )
-def test_a_micro_batch_asks_its_device_for_no_value(case: Case, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_micro_batch_asks_its_device_for_no_value(
+    case: Case, one_layer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # which knows no meta
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     value_head = "values" in case.loss.outputs
-    model = build_whole(ModelConfig(path=str(qwen)), "float32", True, value_head, 0, META)
+    model = build_whole(ModelConfig(path=str(one_layer)), "float32", True, value_head, 0, META)
     batches, metrics = [case.make(seed)[0] for seed in range(2)], Metrics()
 
     def loss(number: int, output: ModelOutput) -> Tensor:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.e2e.test_learning import lines
+from tests.grids import grid
 from tests.rollouts.test_source import source
 from tests.toy import Lowercase, toy_recipe
 from whet.algorithms.gdpo import GDPOAdvantage
@@ -194,12 +195,14 @@ class Reticent(TorchGeneratorConfig):
         return generator
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "reinforce_plus_plus", "ppo"])
-@pytest.mark.parametrize("everything", [True, False], ids=["all empty", "some empty"])
-@pytest.mark.parametrize("keep_stop_token", [False, True], ids=["no token", "stop token"])
+EMPTY = [(True, False), (True, True), (False, True), (False, False)]  # whether all are empty; whether a token ends them
+
+
+@pytest.mark.parametrize(("algorithm", "empty"), grid(["grpo", "gspo", "reinforce_plus_plus", "ppo"], EMPTY))
 def test_empty_answers_are_graded_recorded_and_harmless(
-    tiny_model: Path, tmp_path: Path, algorithm: str, everything: bool, keep_stop_token: bool
+    tiny_model: Path, tmp_path: Path, algorithm: str, empty: tuple[bool, bool]
 ) -> None:
+    everything, keep_stop_token = empty
     generator = {"type": "tests.rollouts.test_hostile_rewards:Reticent", "dtype": "float32", "max_batch": 16}
     recipe = toy_recipe(
         tiny_model,
