@@ -25,6 +25,8 @@ from whet.run import run
 from whet.tasks.base import TaskSet
 
 COLORS = ("red", "blue", "green", "black")
+TWO: dict[str, Any] = {"cluster": {"type": "processes"}}
+MEGATRON = {"type": "megatron", "precision": "float32"}
 
 
 class Colors(TaskSet):
@@ -58,11 +60,11 @@ def losses(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("family", "vision", "lora"),
+    ("family", "vision", "lora", "learner"),
     [
-        ("idefics3", "trained", None),
+        ("idefics3", "trained", None, {}),
         *(
-            pytest.param(*setting, marks=pytest.mark.slow)
+            pytest.param(*setting, {}, marks=pytest.mark.slow)
             for setting in [
                 ("gemma4", "frozen", {"rank": 2}),
                 ("qwen3_5", "trained", None),
@@ -75,15 +77,25 @@ def losses(folder: Path) -> list[Any]:
                 ("qwen3_vl", "frozen", {"rank": 2}),
             ]
         ),
+        pytest.param("qwen2_5_vl", "trained", None, MEGATRON, marks=pytest.mark.slow),
+        pytest.param("qwen3_vl", "frozen", {"rank": 2}, MEGATRON, marks=pytest.mark.slow),
     ],
 )
 def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(
-    models: dict[Family, Path], tmp_path: Path, family: Family, vision: str, lora: dict[str, int] | None
+    models: dict[Family, Path],
+    tmp_path: Path,
+    family: Family,
+    vision: str,
+    lora: dict[str, int] | None,
+    learner: dict[str, str],
 ) -> None:
+    if learner:
+        pytest.importorskip("megatron.core", reason="needs Megatron Core: pip install 'whet[megatron]'")
     model = models[family]
     rollouts = {"max_staleness": 1 if vision == "trained" else 0, "prompts_per_step": 4}
-    plain = run.start(recipe_of(model, vision, lora, steps=3, rollouts=rollouts), tmp_path / "plain")
-    parts = run.start(recipe_of(model, vision, lora, steps=2, rollouts=rollouts), tmp_path / "parts")
+    settings = {"rollouts": rollouts, "learner": learner}
+    plain = run.start(recipe_of(model, vision, lora, steps=3, **settings), tmp_path / "plain")
+    parts = run.start(recipe_of(model, vision, lora, steps=2, **settings), tmp_path / "parts")
     run.resume(parts, ["steps=3"])
     assert losses(parts) == losses(plain)
     assert any(line.get("loss") for line in losses(plain))
@@ -99,14 +111,27 @@ def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(
     assert learned.config.model_type == family
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", ["fsdp", "pipeline"])
-def test_two_ranks_learn_on_images_what_one_learns(models: dict[Family, Path], tmp_path: Path, size: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        pytest.param("qwen3_vl", TWO | {"parallel": {"fsdp": 2}}, marks=pytest.mark.slow),
+        pytest.param("qwen3_vl", TWO | {"parallel": {"pipeline": 2}}, marks=pytest.mark.slow),
+        ("qwen2_5_vl", {"learner": MEGATRON}),
+        pytest.param(
+            "qwen2_5_vl", TWO | {"learner": MEGATRON, "parallel": {"tensor": 2, "pipeline": 2}}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_run_in_another_layout_learns_the_same_from_images(
+    models: dict[Family, Path], tmp_path: Path, family: Family, changes: dict[str, Any]
+) -> None:
+    """Compared with one process of transformers' layers; refits are proven by the same probe and digests."""
+    if "learner" in changes:
+        pytest.importorskip("megatron.core", reason="needs Megatron Core: pip install 'whet[megatron]'")
     rollouts = {"prompts_per_step": 4}
-    two = {"cluster": {"type": "processes"}, "parallel": {size: 2}}
     alone, spread = (
-        run.start(recipe_of(models["qwen3_vl"], steps=2, rollouts=rollouts, **more), tmp_path / name)
-        for name, more in {"alone": {}, "spread": two}.items()
+        run.start(recipe_of(models[family], steps=2, rollouts=rollouts, **more), tmp_path / name)
+        for name, more in {"alone": {}, "spread": changes}.items()
     )
     norms = [
         [line["gradient_norm"] for line in losses(folder) if "gradient_norm" in line] for folder in (alone, spread)
@@ -206,7 +231,6 @@ def test_a_reward_model_of_texts_refuses_images_in_words(tiny_model: Path, tmp_p
         ({"generator": {"type": "vllm", "tensor": 2}}, "generator.tensor = 2"),
         ({"generator": {"type": "vllm", "quantization": "fp8", "dtype": "bfloat16"}}, "generator.quantization"),
         ({"generator": "vllm", "weights": {"lora": "adapter"}, "lora": {"rank": 4}}, "weights.lora = adapter"),
-        ({"learner": {"type": "megatron", "precision": "float32"}}, "megatron"),
         ({"algorithm": {"type": "on_policy_distillation", "teachers": {"a": "other"}}}, "a second model in algorithm"),
     ],
 )

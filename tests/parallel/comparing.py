@@ -37,7 +37,7 @@ def check(models: dict[str, Path], table: Table, tolerance: float = 1e-12, cut: 
     assert not ranks
     wrong = {}
     for index, (name, case) in enumerate(cases.items()):
-        alone = replace(case, parallel={}) if cut else case.one_rank()
+        alone = replace(case.one_rank(), max_tokens=case.max_tokens) if cut else case.one_rank()
         problems = list(differences(train("", 0, alone), [rank[index] for rank in outputs], case, tolerance))
         if problems:
             wrong[name] = problems

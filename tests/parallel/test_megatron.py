@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from transformers import InternVLConfig
 
 from tests.parallel.cases import ENOUGH, RECOMPUTED, TOP_P, Case, build_errors, train
 from tests.parallel.comparing import check, differences, tables
@@ -100,6 +101,42 @@ LATENT_FOUR = {
     "fsdp and tensor": ("deepseek", FSDP | TENSOR | EXPERT, MEGATRON),
     "fsdp and tensor, lora": ("deepseek", FSDP | TENSOR, LORA),
 }
+TRAINED, FROZEN = MEGATRON | {"vision": "trained"}, MEGATRON | {"vision": "frozen"}
+IMAGES = {"tensor": ("qwen3_vl", TENSOR, TRAINED)}
+"""One prompt of three has an image, so that some micro-batches have none."""
+IMAGES_2 = {
+    "tensor, one layer's features": ("qwen2_5_vl", TENSOR, TRAINED),
+    "context": ("qwen2_5_vl", CONTEXT, TRAINED),
+    "pipeline": ("qwen3_vl", PIPELINE, TRAINED),
+    "tensor, no sequence": ("qwen3_vl", TENSOR | {"sequence_parallel": False}, TRAINED),
+    "tensor, frozen, recomputed": ("idefics3", TENSOR, FROZEN | RECOMPUTING),
+    "tensor, lora": ("qwen3_vl", TENSOR, FROZEN | {"lora": True}),
+    "tensor, expert": ("qwen3_vl_moe", TENSOR | EXPERT, TRAINED),
+    "context, features for several layers": ("qwen3_vl", CONTEXT, TRAINED),
+    "context, recomputed": ("idefics3", CONTEXT, TRAINED | RECOMPUTING),
+    "fsdp": ("qwen2_5_vl", FSDP, TRAINED),
+    "fsdp, an idle rank": ("qwen3_vl", FSDP, TRAINED | {"max_tokens": ENOUGH, "groups": 1}),
+    "expert, in fsdp": ("qwen3_vl_moe", FSDP | EXPERT, TRAINED),
+    "replicas": ("qwen2_5_vl", {"replicas": 2}, TRAINED),
+    "pipeline, frozen": ("qwen2_5_vl", PIPELINE, FROZEN),
+    "pipeline, lora": ("qwen2_5_vl", PIPELINE, FROZEN | {"lora": True}),
+    "pipeline, value": ("qwen3_vl", PIPELINE, TRAINED | {"loss": "value"}),
+    "interleaved": ("idefics3 of 4", PIPELINE | {"stages_per_rank": 2}, TRAINED),
+}
+IMAGES_4 = {
+    "tensor and pipeline": ("qwen3_vl", TENSOR | PIPELINE, TRAINED),
+    "tensor and context": ("qwen2_5_vl", TENSOR | CONTEXT, TRAINED),
+    "tensor and fsdp": ("qwen3_vl", TENSOR | FSDP, TRAINED),
+    "tensor and replicas": ("qwen2_5_vl", TENSOR | {"replicas": 2}, TRAINED),
+    "pipeline, fsdp, expert": ("qwen3_vl_moe", PIPELINE | FSDP | EXPERT, TRAINED),
+    "context and pipeline": ("qwen3_vl", CONTEXT | PIPELINE, TRAINED),
+}
+
+
+@tables(IMAGES, IMAGES_2, IMAGES_4)
+def test_it_learns_the_same_from_images_as_torch(models, table):
+    """In the same micro-batches: an image is computed once in each, and norms round to float32."""
+    check(models, table, 1e-10, cut=True)
 
 
 @tables(QUICK, TWO, FOUR)
@@ -114,7 +151,16 @@ def test_a_router_that_computes_in_float32_learns_nearly_the_same(models, table)
 
 
 @pytest.mark.parametrize(
-    ("model", "more"), [("moe", MEGATRON), ("mixtral", MEGATRON), ("llama", LORA), ("qwen2", LORA), ("moe", LORA)]
+    ("model", "more"),
+    [
+        ("moe", MEGATRON),
+        ("mixtral", MEGATRON),
+        ("llama", LORA),
+        ("qwen2", LORA),
+        ("moe", LORA),
+        ("qwen2_5_vl", TRAINED | {"groups": 3}),
+        pytest.param("qwen3_vl", FROZEN | {"lora": True, "groups": 3}, marks=pytest.mark.slow),
+    ],
 )
 def test_one_rank_learns_the_same_as_torch(models, model, more):
     case = Case(models[model], **more)
@@ -151,3 +197,10 @@ def test_what_cannot_be_split_is_refused_on_every_rank(models):
 )
 def test_settings_of_a_model_that_its_layers_do_not_have_are_named(model, words):
     assert unsupported(model().config) == words
+
+
+def test_the_language_model_next_to_a_vision_tower_is_checked_too():
+    other, wrong = (InternVLConfig(text_config={"model_type": kind}) for kind in ("gemma", "qwen2"))
+    wrong.text_config.hidden_act = "gelu"
+    assert unsupported(other).startswith("the model_type of its text, gemma, is not one of llama, ")
+    assert unsupported(wrong) == "hidden_act = gelu"

@@ -42,6 +42,7 @@ TWO = {
     "an idle rank": ("llama", FSDP, SHARED | {"max_tokens": ENOUGH, "groups": 1}),
     "recomputed": ("qwen", FSDP, {"learner": LEARNER | RECOMPUTED}),
     "latent attention": ("deepseek, dense", FSDP, SHARED),
+    "images": ("qwen2_5_vl", FSDP, SHARED | {"vision": "trained"}),
 }
 FOUR = {
     "four": ("llama", {"fsdp": 4}, SHARED),
@@ -50,6 +51,7 @@ FOUR = {
     "pipeline, interleaved": ("qwen of 4", FSDP | PIPELINE | {"stages_per_rank": 2}, SHARED),
     "pipeline, value": ("qwen", FSDP | PIPELINE, VALUE),
     "pipeline, lora": ("llama", FSDP | PIPELINE, LORA),
+    "pipeline, images": ("qwen3_vl", FSDP | PIPELINE, SHARED | {"vision": "trained"}),
     "pipeline and context": ("llama", CONTEXT | PIPELINE, SHARED),
     "replicas": ("llama", FSDP | {"replicas": 2}, SHARED),
     "experts, tensor": ("moe", FSDP | TENSOR, SHARED),

@@ -51,7 +51,8 @@ class LearnerConfig(Config):
 
     type: Literal["torch", "megatron"] = "torch"
     """The implementation of layers. ``torch``: transformers', distributed by torch. ``megatron``: Megatron Core's,
-    for Llama, Qwen2, Qwen3, Qwen3-MoE, Mixtral and DeepSeek-V3 (``whet[megatron]``)."""
+    for Llama, Qwen2, Qwen3, Qwen3-MoE, Mixtral and DeepSeek-V3, and for Qwen2.5-VL, Qwen3-VL, InternVL, Idefics 3 and
+    SmolVLM with images (``whet[megatron]``)."""
     device: DeviceName = "auto"
     """``auto``: a GPU for each rank if there are any. ``cuda`` is an error without a GPU."""
     attention: AttentionName = "auto"

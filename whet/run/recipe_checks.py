@@ -106,7 +106,6 @@ def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
     if recipe.model.vision is None:
         return
     needs = {
-        "learner.type = megatron": recipe.learner.type == "megatron",
         "generator.on_cluster": samples and recipe.generator.on_cluster,
         "weights.lora = adapter": samples and recipe.weights.lora == "adapter",
         "a second model in algorithm": any(isinstance(part, ModelConfig) for part in within(recipe.algorithm)),
@@ -122,8 +121,7 @@ def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
     for setting in settings:
         yield (
             f"model.vision = {recipe.model.vision} reads images, which {setting} does not support; leave "
-            "it out, use learner.type=torch, generator=torch or vllm, and an "
-            "algorithm with one model, or leave model.vision out"
+            "it out, use generator=torch or vllm, and an algorithm with one model, or leave model.vision out"
         )
 
 

@@ -182,7 +182,8 @@ def decoder_of(model: nn.Module) -> "PreTrainedModel":
     decoder = whole.get_decoder()  # transformers guesses by the names of submodules
     if decoder is not whole and hasattr(decoder, "lm_head"):  # a whole language model inside (Llama 4)
         return decoder_of(decoder)
-    return decoder if isinstance(decoder, PreTrainedModel) and decoder is not whole else whole.model
+    guessed = isinstance(whole, PreTrainedModel) and not isinstance(decoder, PreTrainedModel)
+    return whole.model if guessed or decoder is whole else decoder
 
 
 def layout_of(

@@ -12,9 +12,10 @@ from torch.distributed.tensor import Shard
 
 from whet.base.errors import WhetError
 from whet.models.attention.forest import decoder_of, unwrapped
+from whet.models.images import of_tower
 from whet.models.moe.experts import experts_of
 from whet.models.shards import WHOLE, Shards
-from whet.models.stages import Placeholder, layers_of
+from whet.models.stages import Placeholder, check_stages, layers_of
 from whet.parallel.config import ParallelConfig
 from whet.parallel.experts import check_experts
 from whet.parallel.fsdp import shard
@@ -27,7 +28,7 @@ from whet.parallel.megatron.settings import rotary_of, shared_size, transformer_
 from whet.parallel.megatron.stand_ins import OneRank, apply_stand_ins
 from whet.parallel.mesh import Ranks, fail_together
 from whet.parallel.parallelize import keep_own_stages, tokens_of
-from whet.parallel.parameters import copy_part, persistent_buffers
+from whet.parallel.parameters import copy_part
 from whet.parallel.tensor import SpreadVocabulary
 
 Root = TypeVar("Root", bound=nn.Module)
@@ -46,6 +47,9 @@ def build_megatron(
         root = build(torch.device("meta"))
         trained = {name: parameter.requires_grad for name, parameter in _named(root)}
         plain: Any = root.get_submodule("model")
+        reads_images = getattr(root, "images", None) is not None
+        if ranks is not None and ranks.config.pipeline > 1:
+            check_stages(unwrapped(plain), ranks.config.stages, reads_images)
         adapters = adapters_of(plain)
         model = _empty(plain, ranks, adapters)
         if adapters:
@@ -57,28 +61,30 @@ def build_megatron(
     if ranks is not None and not whole:
         _shard(root, model, ranks)
     root.to_empty(device=device)
-    if model.config.tie_word_embeddings and model.lm_head.weight is not None:
-        model.lm_head.weight = model.model.embed_tokens.weight
-    model.model.frequencies.copy_(rotary_of(model.config).inv_freq)
-    parameters = MegatronParameters(model.config, ranks, adapters)
+    model.tie()
+    decoder = model.get_decoder()
+    decoder.set_rotary(rotary_of(decoder.config))
+    parameters = MegatronParameters(decoder.config, ranks, adapters, of_tower(root.get_submodule("model")))
     model.stored = parameters.stored
     for name, parameter in _named(root):
         parameter.requires_grad_(trained[parameters.names(name)[0]])
     _fill(root, source, parameters, ranks, device)
     tokens, vocabulary = (WHOLE.tokens if ranks is None else tokens_of(ranks)), WHOLE.vocabulary
     if ranks is not None and ranks.config.tensor > 1:
-        vocabulary = SpreadVocabulary(ranks.tensor, model.config.vocab_size)
+        vocabulary = SpreadVocabulary(ranks.tensor, decoder.config.vocab_size)
     return root, Shards(tokens, vocabulary, parameters)
 
 
 def _empty(plain: nn.Module, ranks: Ranks | None, adapters: dict[str, Any]) -> MegatronModel:
     """Return the model on ``meta``, with this rank's part of every matrix; PEFT's layers are moved into it."""
-    hf, weight = unwrapped(plain).config, next(plain.parameters())
-    if why := unsupported(hf):
+    whole = unwrapped(plain)
+    theirs = decoder_of(whole)
+    hf, weight = theirs.config, theirs.get_input_embeddings().weight
+    if why := unsupported(whole.config):
         raise WhetError(f"learner.type=megatron can't build this model: {why}; use learner.type=torch")
     size = ParallelConfig() if ranks is None else ranks.config
     check_experts(plain, size)
-    blocks = [_mixture_of(layer) for layer in layers_of(decoder_of(plain))[1]]
+    blocks = [_mixture_of(layer) for layer in layers_of(theirs)[1]]
     cut = {key: getattr(hf, key) for key in ("num_key_value_heads", "num_attention_heads", "vocab_size")}
     if None in blocks:
         cut["intermediate_size"] = hf.intermediate_size
@@ -97,9 +103,9 @@ def _empty(plain: nn.Module, ranks: Ranks | None, adapters: dict[str, Any]) -> M
     split = single if ranks is None or size.tensor == 1 else ranks.tensor.get_group()
     groups = ProcessGroupCollection(tp=split, cp=single, pp=single, **expert_groups(ranks, single))
     with torch.device("meta"):
-        model = MegatronModel(hf, settings, groups, blocks)
-        for number, layer in enumerate(model.model.layers):
-            inside = f"model.layers.{number}."
+        model = MegatronModel(whole, settings, groups, blocks)
+        for number, layer in enumerate(model.get_decoder().layers):
+            inside = f"{model.inside}.layers.{number}."
             inner = {name.removeprefix(inside): part for name, part in adapters.items() if name.startswith(inside)}
             add_adapters(layer, inner, settings, split)
     return model.train(plain.training)
@@ -113,7 +119,7 @@ def _shard(root: nn.Module, model: MegatronModel, ranks: Ranks) -> None:
     copies = mesh[tuple(name for name in mesh.mesh_dim_names or () if name != "expert")]
     shard(
         root,
-        [layer for layer in model.model.layers if not isinstance(layer, Placeholder)],
+        [layer for layer in model.get_decoder().layers if not isinstance(layer, Placeholder)],
         ranks,
         bfloat16=False,
         trains=root.training,
@@ -135,8 +141,8 @@ def _named(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _filled(root: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers, by the names under which they are stored."""
-    buffers = ((name.removeprefix("model."), buffer) for name, buffer in persistent_buffers(root))
+    """Return the parameters and buffers, by the names under which they are stored."""
+    buffers = ((name.removeprefix("model."), buffer) for name, buffer in root.named_buffers())
     return dict([*_named(root), *buffers])
 
 
@@ -144,7 +150,8 @@ def _filled(root: nn.Module) -> dict[str, Tensor]:
 def _fill(
     root: nn.Module, source: nn.Module | None, parameters: MegatronParameters, ranks: Ranks | None, device: torch.device
 ) -> None:
-    """Fill the parameters, and biases of routers, from rank 0's ``source``. One tensor at a time is broadcast."""
+    """Fill the parameters, and the buffers that ``source`` has too, which only rank 0 has. One tensor at a time is
+    broadcast."""
     targets = _filled(root)
     owner = {other: name for name in targets for other in parameters.names(name)}
     full = {} if source is None else _filled(source)

@@ -1,7 +1,7 @@
 """The families of models that Megatron Core's layers compute here, and the names of their parameters in Megatron Core
 and in Hugging Face's files. Imports no Megatron Core: recipes are checked with this."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whet.fetch.megatron_layout import FAMILIES
 
@@ -46,10 +46,29 @@ UNCUT = ("self_attention.linear_q_down_proj", "self_attention.linear_kv_down_pro
 """Modules whose matrices are whole on each tensor-parallel rank, which applies them to its own tokens."""
 
 
+READS_IMAGES = ("idefics3", "smolvlm", "internvl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""The ``model_type`` of models with a vision tower, which stays transformers'."""
+_OF_QWEN_VL = ("qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text")
+"""The same of their language models, which in the other models are of a family above."""
+
+
 def unsupported(hf: "PretrainedConfig") -> str:
     """Return why the model of a Hugging Face config can't be built; empty if it can."""
-    if hf.model_type not in FAMILIES:
-        return f"model_type {hf.model_type} is not one of {', '.join(FAMILIES)}"
+    text: Any = hf.get_text_config()
+    if hf.model_type not in FAMILIES + READS_IMAGES:
+        return f"model_type {hf.model_type} is not one of {', '.join(FAMILIES + READS_IMAGES)}"
+    if text.model_type not in FAMILIES + _OF_QWEN_VL:
+        return f"the model_type of its text, {text.model_type}, is not one of {', '.join(FAMILIES + _OF_QWEN_VL)}"
+    return ", ".join(_unusual(text))
+
+
+def has_joined_biases(text: "PretrainedConfig") -> bool:
+    """Return whether projections of queries, keys and values have biases, as in Qwen2."""
+    return text.model_type in ("qwen2", "qwen2_5_vl_text")
+
+
+def _unusual(hf: Any) -> list[str]:
+    """Return the settings of a language model that the layers don't have."""
     rope, latent = getattr(hf, "rope_parameters", None) or {}, hf.model_type == "deepseek_v3"
     checks = {
         "hidden_act": (hf.hidden_act, ("silu",)),
@@ -65,7 +84,6 @@ def unsupported(hf: "PretrainedConfig") -> str:
     }
     if latent:  # each head has its own keys
         checks["num_key_value_heads"] = (hf.num_key_value_heads, (hf.num_attention_heads,))
-    if hf.model_type != "qwen2":  # whose projections of queries, keys and values have biases
+    if not has_joined_biases(hf):
         checks["attention_bias"] = (getattr(hf, "attention_bias", False), (False,))
-    wrong = [f"{name} = {value}" for name, (value, allowed) in checks.items() if value not in allowed]
-    return ", ".join(wrong)
+    return [f"{name} = {value}" for name, (value, allowed) in checks.items() if value not in allowed]

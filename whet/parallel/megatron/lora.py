@@ -40,7 +40,8 @@ def adapters_of(model: nn.Module) -> dict[str, "LoraLinear"]:
     layers = {name: part for name, part in wrapped.get_base_model().named_modules() if isinstance(part, LoraLayer)}
     linear = {other for module in BY_OUTPUTS + BY_INPUTS + UNCUT for other in NAMES[module]}
     for name, part in layers.items():
-        if type(part) is not Linear or any(part.use_dora.values()) or name.split(".", 3)[-1] not in linear:
+        within = name.partition(".layers.")[2].partition(".")[2]  # a layer
+        if type(part) is not Linear or any(part.use_dora.values()) or within not in linear:
             raise WhetError(
                 f"learner.type=megatron can't adapt {name} as model.lora says: it has plain LoRA for linear layers of "
                 "attention and of dense feed-forwards; change model.lora, or use learner.type=torch"

@@ -22,14 +22,17 @@ from whet.parallel.parameters import local
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_LAYER = re.compile(r"((?:base_model\.model\.)?)(model\.layers\.\d+\.)(.+)\.(\w+)")
-_ROWS = (
-    *BY_OUTPUTS,
-    *(f"{other}.lora_B" for module in BY_OUTPUTS for other in NAMES[module]),
-    "embed_tokens",
-    "lm_head",
-)
-_COLUMNS = (*BY_INPUTS, *(f"{other}.lora_A" for module in BY_INPUTS for other in NAMES[module]))
+_LAYER = re.compile(r"((?:base_model\.model\.)?)(model\.(?:\w+\.)?layers\.\d+\.)(.+)\.(\w+)")
+
+
+def _within_layers(modules: Iterable[str], lora: str) -> str:
+    """Return a pattern for modules of the decoder's layers, and for a matrix of LoRA of each part."""
+    adapters = (f"{other}.{lora}" for module in modules for other in NAMES[module])
+    return r"\.layers\.\d+\.(?:" + "|".join(map(re.escape, (*modules, *adapters))) + ")"
+
+
+_ROWS = re.compile(_within_layers(BY_OUTPUTS, "lora_B") + "|embed_tokens|lm_head")
+_COLUMNS = re.compile(_within_layers(BY_INPUTS, "lora_A"))
 
 
 class GradientBuffers(Protocol):
@@ -43,8 +46,12 @@ class GradientBuffers(Protocol):
 class MegatronParameters(Parameters):
     """Stored under Hugging Face's names, so that either learner reads what the other has saved."""
 
-    def __init__(self, hf: "PretrainedConfig", ranks: Ranks | None, adapted: Collection[str] = ()) -> None:
-        self.ranks, self.adapted = ranks, adapted
+    def __init__(
+        self, hf: "PretrainedConfig", ranks: Ranks | None, adapted: Collection[str] = (), tower: Iterable[str] = ()
+    ) -> None:
+        """``hf``: the config of the language model. ``adapted``: the Hugging Face modules with LoRA. ``tower``: the
+        names of the vision tower's parameters."""
+        self.ranks, self.adapted, self.tower = ranks, adapted, frozenset(tower)
         self.parts = 1 if ranks is None else ranks.config.tensor
         self.groups = hf.num_key_value_heads // self.parts
         self.heads = hf.num_attention_heads // hf.num_key_value_heads  # of queries, in a group
@@ -86,9 +93,9 @@ class MegatronParameters(Parameters):
         return join_heads(pieces, self.groups) if "linear_qkv" in name else torch.cat(pieces)
 
     def _split(self, name: str, tensor: Tensor) -> list[Tensor]:
-        if "linear_fc1" in name:
-            return list(tensor.chunk(2))
-        return split_heads(tensor, self.groups, self.heads) if "linear_qkv" in name else [tensor]
+        if "linear_qkv" in name:
+            return split_heads(tensor, self.groups, self.heads)
+        return list(tensor.chunk(len(self.names(name))))
 
     def _layout(self, name: str) -> tuple[DeviceMesh, str, int | None]:
         """Return the mesh of the ranks that have a parameter, and the dimensions of the mesh and of the parameter along
@@ -155,7 +162,7 @@ class MegatronParameters(Parameters):
             return True
         assert self.ranks is not None
         among = any(kind in name for kind in ("norm", "router", "lora_", *UNCUT)) and _split_dim(name) is None
-        return self.ranks.config.sequence_parallel and among
+        return self.ranks.config.sequence_parallel and (among or name in self.tower)
 
 
 def stays_whole(name: str) -> bool:
@@ -179,6 +186,6 @@ def shard_dim(name: str, parameter: Tensor, ranks: int) -> int:
 
 def _split_dim(name: str) -> int | None:
     """Return the dimension over which tensor parallelism splits a parameter."""
-    if any(part in name for part in _ROWS):
+    if _ROWS.search(name):
         return 0
-    return 1 if any(part in name for part in _COLUMNS) else None
+    return 1 if _COLUMNS.search(name) else None

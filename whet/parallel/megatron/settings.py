@@ -8,6 +8,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from whet.models.moe.routing import COUNTS, has_experts
 from whet.parallel.config import ParallelConfig
+from whet.parallel.megatron.families import has_joined_biases
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -44,8 +45,8 @@ def transformer_config(hf: "PretrainedConfig", dtype: torch.dtype, size: Paralle
         activation_func=F.silu,
         gated_linear_unit=True,
         add_bias_linear=False,
-        add_qkv_bias=hf.model_type == "qwen2",
-        qk_layernorm=hf.model_type in ("qwen3", "qwen3_moe"),
+        add_qkv_bias=has_joined_biases(hf),
+        qk_layernorm=hf.model_type.startswith("qwen3"),
         hidden_dropout=0.0,
         attention_dropout=0.0,
         bias_activation_fusion=False,
