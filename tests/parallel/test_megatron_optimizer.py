@@ -51,7 +51,6 @@ FOUR = {
     "pipeline, interleaved": ("qwen of 4", FSDP | PIPELINE | {"stages_per_rank": 2}, SHARED),
     "pipeline, value": ("qwen", FSDP | PIPELINE, VALUE),
     "pipeline, lora": ("llama", FSDP | PIPELINE, LORA),
-    "pipeline, images": ("qwen3_vl", FSDP | PIPELINE, SHARED | {"vision": "trained"}),
     "pipeline and context": ("llama", CONTEXT | PIPELINE, SHARED),
     "replicas": ("llama", FSDP | {"replicas": 2}, SHARED),
     "experts, tensor": ("moe", FSDP | TENSOR, SHARED),
