@@ -100,6 +100,15 @@ def test_sequences_are_packed_up_to_a_bound_below_the_largest_and_a_longer_one_i
         pack(batch, 1, 42, "token", pack_tokens=30)
 
 
+def test_a_prefix_that_groups_share_is_counted_once_in_a_micro_batch():
+    common = list(range(100, 120))
+    batch = Batch.from_groups([group(f"g{i}", [*common, i], [[4] * 2, [5] * 2]) for i in range(6)])
+    (micros,) = pack(batch, 1, 20 + 3 * 5)
+    assert sorted(len(micro.batch) for micro in micros) == [35, 35]
+    (micros,) = pack(batch, 1, 20 + 3 * 5 - 1)
+    assert sorted(len(micro.batch) for micro in micros) == [30, 30, 30]
+
+
 def test_a_shard_is_sent_as_a_list_and_does_not_see_columns_that_are_filled_after_it_was_packed():
     batch = Batch.from_groups([group(f"g{i}", [1, 2], [[3] * (i + 1), [4]]) for i in range(4)]).weigh("token")
     (shard,) = pack(batch, 1, 12)

@@ -79,65 +79,76 @@ def pack(
     pieces = _pieces(batch, chosen, room, max_tokens, whole_groups=unit == "group")
     if not pieces:
         return [Shard(batch, []) for _ in range(ranks)]
-    room = max(room, *(size for size, _ in pieces))
-    count = -(-sum(size for size, _ in pieces) // room)
+    length = batch.segment_length.tolist()
+    room = max(room, *(piece.size(length) for piece in pieces))
+    count = -(-sum(length[segment] for segment in set().union(*(piece.segments for piece in pieces))) // room)
     while True:  # add micro-batches until the pieces fit
         count = -(-count // ranks) * ranks
-        bins = _spread(pieces, count, room)
+        bins = _spread(pieces, count, room, length)
         if bins is not None:
             break
-        count += 1
+        count += 1 + count // 50
     shortest = _shortest(batch, chosen)
     return [Shard(batch, bins[rank::ranks], shortest) for rank in range(ranks)]
 
 
-def _pieces(
-    batch: Batch, chosen: Iterable[int], room: int, max_tokens: int, whole_groups: bool
-) -> list[tuple[int, list[int]]]:
-    """Return (tokens, sequences) of each piece that stays together: a group, or as many of its sequences as fit into
-    ``room``, or a single sequence that is longer."""
+@dataclass(slots=True, frozen=True)
+class _Piece:
+    """Sequences that stay together."""
+
+    sequences: list[int]
+    segments: set[int]  # of the sequences, with the ancestors that they share with other pieces
+
+    def size(self, length: Sequence[int]) -> int:
+        return sum(length[segment] for segment in self.segments)
+
+
+def _pieces(batch: Batch, chosen: Iterable[int], room: int, max_tokens: int, whole_groups: bool) -> list[_Piece]:
+    """Return the pieces: a group, or as many of its sequences as fit into ``room``, or a single sequence that is
+    longer."""
     length, parent = batch.segment_length.tolist(), batch.segment_parent.tolist()
     leaf = dict(zip(batch.segment_sequence.tolist(), range(len(parent)), strict=True))
     groups, members = batch.group.tolist(), dict[int, list[int]]()
     for sequence in chosen:
         members.setdefault(groups[sequence], []).append(sequence)
-    pieces: list[tuple[int, list[int]]] = []
+    pieces: list[_Piece] = []
     for group, sequences in members.items():
-        segments, current = set[int](), list[int]()  # of the current piece; ``current`` lists its sequences
-        size = 0
+        piece = _Piece([], set())
         for sequence in sequences:
             path, at = set[int](), leaf.get(sequence, -1)
             while at >= 0:
                 path.add(at)
                 at = parent[at]
-            size = sum(length[segment] for segment in segments | path)
-            if current and not whole_groups and size > room:
-                pieces.append((sum(length[segment] for segment in segments), current))
-                segments, current = set(), []
-                size = sum(length[segment] for segment in path)
-            segments |= path
-            current.append(sequence)
+            size = sum(length[segment] for segment in piece.segments | path)
+            if piece.sequences and not whole_groups and size > room:
+                pieces.append(piece)
+                piece, size = _Piece([], set()), sum(length[segment] for segment in path)
+            piece.segments.update(path)
+            piece.sequences.append(sequence)
             if size > max_tokens:
                 what = "a whole group" if whole_groups else "one sequence with its prompt"
                 raise DataError(
                     f"group {batch.group_uids[group]!r}: {what} has {size} tokens, more than learner.max_tokens = "
                     f"{max_tokens}; raise learner.max_tokens or shorten prompts and answers"
                 )
-        pieces.append((size, current))
-    return [piece for piece in pieces if piece[0]]  # a piece of empty answers has nothing to compute
+        pieces.append(piece)
+    return [piece for piece in pieces if piece.size(length)]  # a piece of empty answers has nothing to compute
 
 
-def _spread(pieces: list[tuple[int, list[int]]], count: int, max_tokens: int) -> list[list[int]] | None:
-    """Put pieces into bins, longest first, each into the emptiest bin; return None if a bin overflows."""
-    bins: list[list[int]] = [[] for _ in range(count)]
+def _spread(pieces: list[_Piece], count: int, max_tokens: int, length: Sequence[int]) -> list[list[int]] | None:
+    """Put pieces into bins, longest first, each into the emptiest bin; segments that pieces of a bin share are there
+    once. Return None if a bin overflows."""
+    bins: list[_Piece] = [_Piece([], set()) for _ in range(count)]
     loads = [(0, index) for index in range(count)]  # a heap
-    for size, sequences in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
+    for piece in sorted(pieces, key=lambda piece: (-piece.size(length), piece.sequences)):
         load, index = loads[0]
-        if load + size > max_tokens:
+        load += sum(length[segment] for segment in piece.segments - bins[index].segments)
+        if load > max_tokens:
             return None
-        heapreplace(loads, (load + size, index))
-        bins[index] += sequences
-    return bins
+        heapreplace(loads, (load, index))
+        bins[index].segments.update(piece.segments)
+        bins[index].sequences.extend(piece.sequences)
+    return [bin.sequences for bin in bins]
 
 
 def _shortest(batch: Batch, chosen: Iterable[int]) -> list[int]:
