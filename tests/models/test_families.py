@@ -17,6 +17,7 @@ from whet.models.attention.states import supports_cached_decoding, supports_pref
 from whet.models.families import select_attention
 from whet.models.head import check_head
 from whet.models.moe.experts import experts_of, use_grouped_experts
+from whet.models.saved_activations import save_fewer_activations
 
 
 def families(names: str) -> set[str]:
@@ -81,6 +82,7 @@ def test_a_family_equals_its_plain_run_or_is_refused_in_words(family: str) -> No
     expected = states_and_gradients(model, separately(model, batch, paths))
     assert load(model) == (family not in ROWS)
     assert supports_prefix_fork(model.config) == (family in STATES)
+    save_fewer_activations(model)
     states, gradients = states_and_gradients(model, forest_hidden(model, batch))
     torch.testing.assert_close(states, expected[0], atol=TOLERANCE, rtol=TOLERANCE)
     scale = max(float(gradient.abs().max()) for gradient in expected[1])

@@ -26,6 +26,7 @@ from whet.models.image_processor import ImageProcessor
 from whet.models.images import embedded, zero_of_tower
 from whet.models.loading import load_images, load_model
 from whet.models.quantized import quantized_layers
+from whet.models.saved_activations import save_fewer_activations
 from whet.models.shards import WHOLE, Shards
 from whet.models.stages import StageInput
 from whet.parallel.mesh import Ranks
@@ -161,13 +162,15 @@ def build_model(
     value_head: bool = False,
     seed: int = 0,
     compiled: bool = False,
+    recomputed: bool = False,
     attention: AttentionName = "blocks",
     float8: bool = False,
     megatron: bool = False,
     whole: bool = False,
 ) -> LearnerModel:
     """Build the model on this rank. See ``load_model`` for ``train`` and ``seed``; with several ranks, all must call
-    this together. ``whole``: with ``megatron``, nothing is sharded over ranks with other data."""
+    this together. ``recomputed``: the backward pass will compute each layer again. ``whole``: with ``megatron``,
+    nothing is sharded over ranks with other data."""
     half = precision == "bfloat16"
     bf16_stream = half and device.type == "cuda"
     build = partial(build_whole, config, precision, train, value_head, seed)
@@ -190,6 +193,8 @@ def build_model(
         use_float8(model.model, device)
     if compiled:
         compile_layers(model.model, device)
+    elif train and not recomputed:
+        save_fewer_activations(model.model)
     return model
 
 

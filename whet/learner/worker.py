@@ -303,6 +303,7 @@ class LearnerWorker:
             value_head=self.config.head == "value",
             seed=self.config.seed,
             compiled=self.config.learner.compile,
+            recomputed=self.config.learner.activation_checkpointing,
             attention=self.config.learner.attention,
             float8=self.config.learner.float8,
             megatron=self.config.learner.type == "megatron",
