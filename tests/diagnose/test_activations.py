@@ -10,6 +10,7 @@ from whet.models.attention.forest import use_forest_attention
 from whet.models.attention.layout import ForestLayout
 from whet.models.config import LoraSettings, ModelConfig
 from whet.models.loading import load_model
+from whet.models.saved_activations import save_fewer_activations
 
 MODELS = {"llama": tiny_llama, "qwen3": tiny_qwen3}
 
@@ -68,13 +69,14 @@ def test_fake_tensors_give_the_same_activations_as_real_ones(name, precision):
     lengths = [40, 40, 24]
     model = MODELS[name]().train()
     use_forest_attention(model)
+    save_fewer_activations(model)  # as learners do
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept = {}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
+            kept[storage._cdata] = storage
         return tensor
 
     layout = ForestLayout.of_lengths(lengths, "cpu")

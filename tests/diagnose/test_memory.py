@@ -59,17 +59,18 @@ def test_ranks_divide_what_is_trained():
     assert four.phases["learn"]["activations"] == 500
 
 
-def test_recomputed_layers_leave_holes_on_the_heap_of_a_cpu_only():
+def test_what_layers_free_leaves_holes_on_the_heap_of_a_cpu_only():
     size = model_size(tiny_llama().config)
 
-    def peak(on_cpu: bool, checkpointing: bool, precision: str = "float32") -> int:
-        learner = LearnerConfig(precision=precision, activation_checkpointing=checkpointing)
+    def peak(on_cpu: bool, checkpointing: bool, precision: str = "float32", compiled: bool = False) -> int:
+        learner = LearnerConfig(precision=precision, activation_checkpointing=checkpointing, compile=compiled)
         return learner_memory(
             size, learner, ParallelConfig(), Shard(4000, 1000, 1000), layer=1000, on_cpu=on_cpu
         ).peak()
 
     assert peak(True, True) - peak(False, True) == 160 * size.layers
-    assert peak(True, False) == peak(False, False)
+    assert peak(True, False) - peak(False, False) == 160 * size.layers
+    assert peak(True, False, compiled=True) == peak(False, False, compiled=True)
     assert peak(True, True, "bfloat16") == peak(False, True, "bfloat16")
 
 

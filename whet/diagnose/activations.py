@@ -20,6 +20,7 @@ from whet.models.layer_heads import largest_heads
 from whet.models.loading import architecture, load_model_config, lora_targets
 from whet.models.moe.experts import experts_of
 from whet.models.moe.routing import has_experts
+from whet.models.saved_activations import save_fewer_activations
 from whet.models.stages import layers_of
 
 if TYPE_CHECKING:
@@ -88,10 +89,16 @@ def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> 
 
 
 def activation_bytes(
-    config: "PretrainedConfig", lengths: list[int], *, precision: str, checkpointing: bool = False
+    config: "PretrainedConfig",
+    lengths: list[int],
+    *,
+    precision: str,
+    checkpointing: bool = False,
+    fewer: bool = True,
 ) -> int:
     """Return the bytes that the decoder saves for its backward pass over sequences of these lengths, without the
-    parameters. With ``checkpointing``: each layer's input, and one layer's activations at a time."""
+    parameters. With ``checkpointing``: each layer's input, and one layer's activations at a time. ``fewer``: as
+    ``save_fewer_activations`` leaves them."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     tokens = sum(lengths)
@@ -108,6 +115,8 @@ def activation_bytes(
     saved: dict[int, Any] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = _model(config, weights)
+        if fewer:
+            save_fewer_activations(model)
         parameters = {p.untyped_storage()._cdata for p in model.parameters()}
 
         def save(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,10 +136,10 @@ def activation_bytes(
 
 
 def layer_bytes(config: "PretrainedConfig", lengths: list[int], *, precision: str) -> int:
-    """Return ``activation_bytes`` of the first layer only."""
+    """Return ``activation_bytes`` of the first layer only, all of them: its backward pass works with as many."""
     single = copy.deepcopy(config)
     single.get_text_config().num_hidden_layers = 1
-    return activation_bytes(single, lengths, precision=precision)
+    return activation_bytes(single, lengths, precision=precision, fewer=False)
 
 
 def _model(config: "PretrainedConfig", dtype: torch.dtype) -> "PreTrainedModel":
@@ -182,7 +191,11 @@ def micro_batch_bytes(model: ModelConfig, learner: "LearnerConfig", lengths: tup
     config = load_model_config(model)
     part = list(lengths[: max(1, _TRACED // lengths[0])])
     saved = activation_bytes(
-        config, part, precision=learner.computes_in, checkpointing=learner.activation_checkpointing
+        config,
+        part,
+        precision=learner.computes_in,
+        checkpointing=learner.activation_checkpointing,
+        fewer=not learner.compile,
     )
     layer = layer_bytes(config, part, precision=learner.computes_in)
     return saved * sum(lengths) // sum(part), layer * sum(lengths) // sum(part)

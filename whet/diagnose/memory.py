@@ -15,7 +15,7 @@ _MASTER = {"float32": 4, "bfloat16": 4, "float64": 8}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 CUDA_CONTEXT = 600 * 2**20  # per process on its GPU, with the cuBLAS workspace
 _BACKWARD = 2  # a layer's backward pass needs this multiple of its activations; measured
-_HOLES = 0.16  # share of a layer's activations, for each recomputed layer; measured: 0.22 with MKL, 0.1 with oneDNN
+_HOLES = 0.16  # share of a layer's activations, for each layer; measured: 0.22 with MKL, 0.1 with oneDNN, up to 0.25
 _BLOCK = 64  # tokens by which the generator's cache grows
 
 
@@ -90,7 +90,7 @@ def learner_memory(
             "gradients": shard.trained * master,
             "activations": int(activations * stage.share) // sharing,
             "a layer's backward pass": _BACKWARD * layer // sharing,
-            "holes between the layers' inputs": _holes(size, config, stage, layer) // sharing if on_cpu else 0,
+            "holes between activations": _holes(size, config, stage, layer) // sharing if on_cpu else 0,
             "head": matrix * stage.last * master,  # its gradient, before it is added
             "the head's products": min(KEPT_BYTES, logits // parallel.context) * stage.last if on_cpu and wide else 0,
             "weights as they are computed with": _casts(size, config, parallel, shard),
@@ -109,10 +109,10 @@ def learner_memory(
 
 
 def _holes(size: ModelSize, config: LearnerConfig, stage: Stage, layer: int) -> int:
-    """Return the bytes of the heap that a float32 forward pass with activation checkpointing leaves unused: what a
-    layer frees lies between inputs of layers, which are kept, and is too small for later tensors. In bfloat16 no such
-    bytes were measured."""
-    leaves = config.activation_checkpointing and config.computes_in == "float32"
+    """Return the bytes of the heap that a forward pass leaves unused: what a layer frees lies between what it keeps,
+    and is too small for later tensors. With activation checkpointing in bfloat16, and in compiled layers, no such bytes
+    were measured."""
+    leaves = config.computes_in == "float32" if config.activation_checkpointing else not config.compile
     return int(_HOLES * layer * size.layers * stage.share) if leaves else 0
 
 
