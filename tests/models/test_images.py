@@ -220,7 +220,7 @@ def test_without_images_everything_outside_of_the_decoder_has_gradients_of_zero(
     assert any(".layers." in name for name, _ in model.by_name() if name not in zero)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_vl_moe"])
 def test_adapters_are_in_the_decoder_only(folders: dict[Family, Path], family: Family) -> None:
     config = ModelConfig(path=str(folders[family]), vision="trained", lora=LoraSettings(rank=2))
     names = {name for name, p in load_model(config, dtype=torch.float32).named_parameters() if p.requires_grad}

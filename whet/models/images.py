@@ -213,11 +213,11 @@ def of_tower(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def outside_decoder(model: nn.Module, decoder: nn.Module) -> list[str]:
-    """Return the names of the linear layers of the vision tower and its projection."""
+    """Return the names of the layers, linear or not, of the vision tower and its projection."""
     inside = {id(module) for module in decoder.modules()}
     head = unwrapped(model).get_output_embeddings()
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and id(module) not in inside and module is not head
+        if any(True for _ in module.parameters(recurse=False)) and id(module) not in inside and module is not head
     ]
