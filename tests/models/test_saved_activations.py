@@ -9,12 +9,12 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from tests.groups import group
-from tests.tiny import tiny_llama, tiny_qwen3, tiny_qwen3_moe
+from tests.tiny import tiny_llama, tiny_qwen2, tiny_qwen3, tiny_qwen3_moe
 from whet.core.batch import Batch
 from whet.models.attention.forest import forest_hidden, use_forest_attention
 from whet.models.saved_activations import save_fewer_activations
 
-MODELS = {"llama": tiny_llama, "qwen3": tiny_qwen3, "qwen3_moe": tiny_qwen3_moe}
+MODELS = {"llama": tiny_llama, "qwen2": tiny_qwen2, "qwen3": tiny_qwen3, "qwen3_moe": tiny_qwen3_moe}
 
 
 def batch() -> Batch:
