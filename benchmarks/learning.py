@@ -23,6 +23,7 @@ from whet.models.compiled import compile_layers
 from whet.models.head import head_of
 from whet.models.loading import LoraSettings, ModelConfig, load_model
 from whet.models.rates import fastest_matmul_precision
+from whet.models.saved_activations import save_fewer_activations
 from whet.processes.machine import keep_freed_memory
 
 
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--unshared", action="store_true", help="compute the prompt once per answer")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--compile", action="store_true", help="layers compiled, but for attention")
+    parser.add_argument("--plain", action="store_true", help="with all activations that transformers' layers save")
     parser.add_argument("--profile", action="store_true", help="print where the time goes, by operator")
     chosen = parser.parse_args()
 
@@ -72,6 +74,8 @@ def main() -> None:
     model = load_model(ModelConfig(lora=LoraSettings() if chosen.lora else None), dtype=torch.float32)
     if chosen.compile:
         compile_layers(model, torch.device("cpu"))
+    elif not chosen.plain:
+        save_fewer_activations(model)  # as learners do
     batch = grpo_batch(chosen.prompts, chosen.answers, not chosen.unshared)
     head = head_of(model)
     picked = batch.trained.nonzero().squeeze(1)
