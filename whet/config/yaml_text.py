@@ -1,19 +1,19 @@
 """Reading YAML 1.2 into trees with line numbers, and writing it. Independent of recipes.
 
-ruamel.yaml parses; unquoted scalars are resolved here, by the core schema of YAML 1.2: ``1e-5`` is a number, while
-``no``, ``12:30`` and ``2024-01-01`` are strings. It doesn't write: each run writes its recipe three times, for which it
-took longer than many a step of a small model.
+ruamel.yaml parses and writes; unquoted scalars are resolved here, by the core schema of YAML 1.2: ``1e-5`` is a number,
+while ``no``, ``12:30`` and ``2024-01-01`` are strings.
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from io import StringIO
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode
 from ruamel.yaml.nodes import Node as YamlNode
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
@@ -130,85 +130,29 @@ def _cure(error: MarkedYAMLError) -> str:
     return next((cure.format(issue) for part, cure in _CURES.items() if part in issue), issue + more)
 
 
-_PLAIN = re.compile(r"[A-Za-z_/]([\w ./:+=@%-]*[\w./+=@%-])?", re.ASCII)
-"""Most texts that need no quotes, unless they contain ": "."""
-_ESCAPED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
-_LONGEST_KEY = 500  # characters; readers take no longer ones before a colon
+class _Representer(SafeRepresenter):
+    """A representer that quotes strings which YAML 1.1 or 1.2 could parse as another type."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def represent_str(self, data: str) -> ScalarNode:
+        readable = all(line.isprintable() for line in data.split("\n")) and data == data.rstrip(" ")
+        quoted = plain_value(data) != data or data.lower() in _BOOLEANS_OF_YAML_1_1
+        style = "'" if quoted else '"' if not readable else "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
-def dump_yaml(value: Config | Mapping[str, object]) -> str:
-    """Return the resolved recipe, or a mapping of plain values, as YAML. Loading it gives an equal value; floats are
-    exact (``1e-06``). A text that YAML 1.1 or 1.2 could parse as another type has quotes."""
-    plain = value.model_dump(mode="json") if isinstance(value, Config) else value
-    return "".join(_mapping(plain, "")) if plain else "{}\n"
+_Representer.add_representer(str, _Representer.represent_str)
 
 
-def _mapping(values: Mapping[str, object], indent: str) -> Iterator[str]:
-    for key, value in values.items():
-        name = _text(key)
-        yield f"{indent}{name}:" if len(name) <= _LONGEST_KEY else f"{indent}? {name}\n{indent}:"
-        if isinstance(value, dict) and value:
-            yield "\n"
-            yield from _mapping(value, indent + "  ")
-        else:
-            yield from _value(value, indent + "  ")
-
-
-def _value(value: object, indent: str) -> Iterator[str]:
-    """A value after a colon or dash, or under it with the indentation."""
-    if isinstance(value, dict) and value:  # its first key follows the dash
-        first, *rest = _mapping(value, indent)
-        yield " " + first[len(indent) :]
-        yield from rest
-    elif isinstance(value, list | tuple) and value:
-        yield "\n"
-        for item in value:
-            yield f"{indent}-"
-            yield from _value(item, indent + "  ")
-    elif isinstance(value, str) and _has_lines(value):
-        lines = value.removesuffix("\n").split("\n")
-        yield f" |{'' if value.endswith(chr(10)) else '-'}\n"
-        yield from (f"{indent}{line}\n" if line else "\n" for line in lines)
-    else:
-        yield f" {_scalar(value)}\n"
-
-
-def _has_lines(text: str) -> bool:
-    """Return whether the text reads well as indented lines, and is exact in them."""
-    lines = text.removesuffix("\n").split("\n")
-    ends = (lines[0], lines[-1])
-    return "\n" in text and all(line[:1].strip() for line in ends) and all(line.isprintable() for line in lines)
-
-
-def _scalar(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case str():
-            return _text(value)
-        case float() if not math.isfinite(value):
-            return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-        case int() | float():
-            return repr(value)
-        case dict():
-            return "{}"
-        case list() | tuple():
-            return "[]"
-    raise TypeError(f"{type(value).__name__} can't be written as YAML")
-
-
-def _text(text: str) -> str:
-    plain = _PLAIN.fullmatch(text) and ": " not in text
-    if plain and plain_value(text) == text and text.lower() not in _BOOLEANS_OF_YAML_1_1:
-        return text
-    if text.isprintable():
-        return "'" + text.replace("'", "''") + "'"
-    return (
-        '"' + "".join(_ESCAPED.get(char) or (char if char.isprintable() else _escape(ord(char))) for char in text) + '"'
-    )
-
-
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+def dump_yaml(value: Config | dict[str, object]) -> str:
+    """Return the resolved recipe as YAML. Loading it gives an equal value; floats are exact (``1e-06``)."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Representer, yaml.width = _Representer, 2**30
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    text = StringIO()
+    yaml.dump(value.model_dump(mode="json") if isinstance(value, Config) else value, text)
+    return text.getvalue()
