@@ -143,6 +143,14 @@ def test_a_reward_that_is_not_finite_names_its_group(estimator: Any, bad: float)
         estimator(batch)
 
 
+def test_only_a_baseline_of_the_group_compares_answers() -> None:
+    assert GroupAdvantage().compares
+    assert not GAE().compares
+    assert not KLCov(of=GAE()).compares
+    assert not TeacherAdvantage().compares
+    assert TeacherAdvantage(reward=GroupAdvantage()).compares
+
+
 @every_estimator
 def test_a_step_of_nothing_has_no_credit(estimator: Any) -> None:
     nothing, _ = make(0).select(torch.tensor([], dtype=torch.long))
