@@ -12,7 +12,7 @@ from tests.reference import policy as slow
 from tests.reference.plain import plain, plain_output
 from whet.config import Component, SettingsError
 from whet.core.batch import Batch, ModelOutput
-from whet.losses.base import CORRECTIONS, LOSSES, SURROGATES
+from whet.losses.base import CORRECTIONS, DIVERGENCES, FORMS, LOSSES, SURROGATES
 from whet.losses.composite import PolicyLoss, PositiveNLL
 from whet.losses.kl import KL
 from whet.losses.off_policy import TIS, IcePop, SequenceMask, mismatch_metrics
@@ -447,6 +447,8 @@ def test_registered_names_lead_to_their_classes() -> None:
         "kl_cov": "KLCovPenalty",
     }
     assert class_names(CORRECTIONS) == {"tis": "TIS", "icepop": "IcePop", "sequence_mask": "SequenceMask"}
+    assert class_names(FORMS) == {"sigmoid": "Sigmoid", "robust": "Robust", "hinge": "Hinge", "ipo": "IPO"}
+    assert class_names(DIVERGENCES) == {"forward": "Forward", "reverse": "Reverse", "mixed": "Mixed", "jsd": "JSD"}
     assert class_names(LOSSES) == {
         "policy": "PolicyLoss",
         "value": "ValueLoss",
