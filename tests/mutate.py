@@ -45,7 +45,7 @@ _PAIRS = [
     "-k",
     "test_preference or dpo or po or kto or bradley or score or value",
 ]
-_ADVANTAGES = ["tests/algorithms/test_advantages.py"]
+_ADVANTAGES = ["tests/algorithms/test_advantages.py", "tests/algorithms/test_episodes.py"]
 _TEXT = [*_ALL, "tests/losses/test_distillation.py", "-k", "distillation or sft"]
 # Files to mutate in addition to the keys of TESTED, by pattern, and their tests.
 MUTATED = {"whet/losses/*.py": [*_ALL, "tests/losses"], "whet/distillation/mixture.py": ["tests/distillation"]}
@@ -54,7 +54,7 @@ TESTED = {
     "whet/losses/policy_gradient.py": _POLICY,
     "whet/losses/trust_region.py": _POLICY,
     "whet/losses/off_policy.py": _POLICY,
-    "whet/losses/composite.py": _POLICY,
+    "whet/losses/composite.py": [*_POLICY[:-1], f"{_POLICY[-1]} or zero", "tests/losses/test_zero_gradient.py"],
     "whet/losses/preference.py": _PAIRS,
     "whet/losses/reward_model.py": _PAIRS,
     "whet/losses/value.py": _PAIRS,
@@ -64,7 +64,7 @@ TESTED = {
     "whet/algorithms/preference.py": ["tests/algorithms/test_kto.py"],
     **{
         f"whet/algorithms/{name}.py": _ADVANTAGES
-        for name in ("advantage", "grpo", "reinforce_plus_plus", "gdpo", "ppo")
+        for name in ("advantage", "grpo", "reinforce_plus_plus", "gdpo", "ppo", "turns")
     },
     "whet/algorithms/max_rl.py": [*_ADVANTAGES, "tests/algorithms/test_token_selection.py"],
     "whet/algorithms/distillation.py": _ADVANTAGES,

@@ -12,6 +12,7 @@ from tests.losses.batches import fill, random_groups, refilled, without
 from tests.reference import advantages as slow
 from tests.reference.plain import Plain, PlainOutput, plain
 from tests.reference.policy import kl as slow_kl
+from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.distillation import TeacherAdvantage
 from whet.algorithms.gdpo import GDPOAdvantage
 from whet.algorithms.grpo import GroupAdvantage
@@ -143,12 +144,48 @@ def test_a_reward_that_is_not_finite_names_its_group(estimator: Any, bad: float)
         estimator(batch)
 
 
+def test_estimators_fill_the_advantages_and_say_which_settings_change_nothing() -> None:
+    assert GroupAdvantage().fills == GDPOAdvantage(components={"correct": 1.0}).fills == {"advantages"}
+    assert TeacherAdvantage().fills == {"advantages"}
+    assert GAE().fills == TeacherAdvantage(reward=GAE()).fills == {"advantages", "returns"}
+    spread: dict[str, Any] = {"std": "population", "eps": 0.1}
+    for estimator, flag in ((GroupAdvantage, "divide_by_std"), (TurnAdvantage, "divide_by_std"), (GAE, "whiten")):
+        assert list(estimator(**{flag: False}, **spread).idle()) == [(name, f"{flag} = true") for name in spread]
+        assert list(estimator(**{flag: True}, **spread).idle()) == []
+    adaptive = GAE(policy_lambda=0.5, length_adaptive=0.1)
+    assert list(adaptive.idle()) == [("policy_lambda", "length_adaptive is not set")]
+
+
+@pytest.mark.parametrize(
+    ("estimated", "said"),
+    [
+        (None, "must return Credit.*, not None$"),
+        (0.5, "must return Credit.*, not a float$"),
+        (Credit(torch.zeros(1)), "Given.estimate.*advantages"),
+    ],
+)
+def test_an_estimate_that_is_not_one_number_for_each_token_or_sequence_is_refused(estimated: Any, said: str) -> None:
+    class Given(Advantage):
+        def estimate(self, batch: Batch) -> Credit:
+            return estimated  # type: ignore[no-any-return]
+
+    with pytest.raises(DataError, match=said):
+        Given().credit(make(0))
+
+
 def test_only_a_baseline_of_the_group_compares_answers() -> None:
-    assert GroupAdvantage().compares
-    assert not GAE().compares
-    assert not KLCov(of=GAE()).compares
-    assert not TeacherAdvantage().compares
-    assert TeacherAdvantage(reward=GroupAdvantage()).compares
+    compare = [
+        GroupAdvantage(),
+        GDPOAdvantage(components={"correct": 1.0}),
+        MaxRLAdvantage(),
+        TurnAdvantage(),
+        ProcessRewards(),
+        ReinforcePlusPlusAdvantage(group_baseline=True),
+        M2PO(),
+        TeacherAdvantage(reward=GroupAdvantage()),
+    ]
+    alone = [ReinforcePlusPlusAdvantage(group_baseline=False), GAE(), KLCov(of=GAE()), TeacherAdvantage()]
+    assert [estimator for estimator in (*compare, *alone) if estimator.compares] == compare
 
 
 @every_estimator

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,10 +13,13 @@ from tests.groups import group
 from tests.learner.parts import SMALL, VOCABULARY, cut, whole
 from tests.rows import rows_recipe
 from tests.tiny import tiny_llama
-from whet.algorithms.preference import KTO, mismatched
+from whet.algorithms.preference import DPO, KTO, OnlineDPO, mismatched
 from whet.base.seeds import derive_seed
 from whet.core.batch import Batch
+from whet.core.content import shown
+from whet.core.images import placeholders
 from whet.core.types import Group, Span
+from whet.losses.preference import KTOLoss
 
 PLAIN = {
     "language": tiny_llama(VOCABULARY, **SMALL).double(),
@@ -97,6 +100,13 @@ def test_what_stands_between_the_trained_parts_of_a_reply_comes_along_untrained(
     ]
 
 
+def test_the_images_of_the_prompts_come_along() -> None:
+    url = "data:image/png;base64,AA=="
+    groups = [group("a", placeholders(url, 2), [[3, 4]], [1.0]), group("b", [5, 6], [[7]], [0.0])]
+    groups[0].trajectories[0].messages = shown([url])
+    assert mismatched(Batch.from_groups(groups)).images == Batch.from_groups(groups).images == (url,)
+
+
 def test_no_foreign_reply_makes_a_sequence_longer_than_the_longest_row() -> None:
     groups = [group("a", [1] * 20, [[2]], [1.0]), group("b", [3], [[4] * 15], [0.0])]
     batch = mismatched(Batch.from_groups(groups))
@@ -140,6 +150,17 @@ def test_no_gradient_flows_through_the_reference_point(workers: dict[str, Any]) 
     learner = workers["language"]
     learner.accumulate(whole(batch), KTO().loss)
     assert any(bool(p.grad.any()) for p in learner.module.parameters() if p.grad is not None)
+
+
+class WithoutReferencePoint(KTOLoss):
+    reads: ClassVar = frozenset({"reference_logprobs"})
+
+
+def test_pairs_are_trained_on_in_groups_and_a_reference_point_is_filled_where_the_loss_reads_it() -> None:
+    for algorithm in (DPO(), OnlineDPO()):
+        assert (algorithm.units, algorithm.weighting) == (("group",), "group")
+    assert KTO().fills == {"reference_point"}
+    assert KTO(loss=WithoutReferencePoint()).fills == set()
 
 
 def test_its_own_loss_fits_its_rows(tmp_path: Path) -> None:

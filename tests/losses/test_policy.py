@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 from tests.losses.batches import fill, random_groups
 from tests.reference import policy as slow
 from tests.reference.plain import plain, plain_output
-from whet.config import Component, SettingsError
+from whet.config import Component, SettingsError, load
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import CORRECTIONS, DIVERGENCES, FORMS, LOSSES, SURROGATES
 from whet.losses.composite import PolicyLoss, PositiveNLL
@@ -354,6 +355,11 @@ def test_the_correction_multiplies_the_surrogate_only_and_has_no_gradient() -> N
     both = gradient(PolicyLoss(surrogate=Reinforce(), correction=TIS(), kl=KL(coefficient=0.5)), output, batch)
     weight = torch.where(batch.trained, (output.logprobs.detach() - batch.rollout_logprobs).exp().clamp(max=2.0), 0.0)
     torch.testing.assert_close(both, plain_surrogate * weight + kl_alone)
+
+
+def test_a_bare_number_for_a_kl_term_is_its_coefficient(tmp_path: Path) -> None:
+    (tmp_path / "loss.yaml").write_text("kl: 0.02\n")
+    assert load(PolicyLoss, tmp_path / "loss.yaml").value.kl == KL(coefficient=0.02)
 
 
 def test_needs_follow_from_the_terms_that_are_set() -> None:

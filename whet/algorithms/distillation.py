@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_K = 64
-
 
 class TeacherAdvantage(Advantage):
     """A = weight x (lp_teacher - lp_old) + the advantage of the task's reward, if one is set (Lu, "On-Policy
@@ -134,7 +132,7 @@ class TeacherAlgorithm(Algorithm):
                 vocabularies = [scorer.facts.vocabulary for scorer in learners.values()]
                 rows = min(*vocabularies, *(teacher.learner.facts.vocabulary for teacher in loaded.values()))
                 of_groups = [tuple(loaded[name] for name in self._teachers_of(group)) for group in groups]
-                top = Top(min(self.k or _K, rows), below=rows)
+                top = Top(self._most_likely(rows), below=rows)
                 await ask(batch, groups, of_groups, learners["policy"], columns, top)
         return await super().prepare(batch, groups, learners)
 
@@ -153,6 +151,10 @@ class TeacherAlgorithm(Algorithm):
                     scorer = await stack.enter_async_context(ServerTeacher.open(name, settings, settings.server))
                 loaded[name] = LoadedTeacher(name, settings, scorer)
             yield loaded
+
+    def _most_likely(self, rows: int) -> int:
+        """Return how many tokens a teacher with a vocabulary of that size gives."""
+        return min(self.k or 64, rows)
 
     def _teachers_of(self, group: Group) -> Sequence[str]:
         if self.route_by is None:
@@ -197,7 +199,7 @@ class TeacherAlgorithm(Algorithm):
         from whet.distillation.vocabulary import rows_of
 
         rows = min(rows_of(part) for part in (model, *self.teachers.values()))
-        k = min(self.k or _K, rows) if "topk_ids" in self.reads else 0
+        k = self._most_likely(rows) if "topk_ids" in self.reads else 0
         for name, settings in self.teachers.items():
             if settings.server is not None:
                 try:

@@ -16,7 +16,8 @@ from whet.algorithms.base import POLICY, Algorithm, OnlineAlgorithm, Role
 from whet.algorithms.registry import AnyFilter, AnyLoss
 from whet.base.seeds import derive_seed
 from whet.core.batch import Batch
-from whet.core.types import Episode, Group, Message, Span, Task, Trajectory, Weighting
+from whet.core.content import shown
+from whet.core.types import Episode, Group, Span, Task, Trajectory, Weighting
 from whet.data.base import Data
 from whet.data.rows import LabelledRows, PreferenceRows, ScoredRows
 from whet.losses.base import Unit
@@ -154,12 +155,12 @@ def mismatched(batch: Batch) -> Batch:
             halves.append((name, sequence, tokens[:start], reply))
     halves.sort(key=lambda half: half[:2])
     room = max((len(prompt) + len(reply) for _, _, prompt, reply in halves), default=0)
-    shown: list[Message] = [{"role": "user", "content": [{"type": "image", "url": url} for url in batch.images]}]
+    images = shown(batch.images)
     groups = []
     for index, (_, _, prompt, _) in enumerate(halves if len(halves) > 1 else []):
         reply = halves[(index + 1) % len(halves)][3][: room - len(prompt)]
         spans = [Span([token for token, _ in run], trains) for trains, run in groupby(reply, key=lambda pair: pair[1])]
         uid = f"mismatched {index}"
-        row = Trajectory([Span(prompt, False), *spans], shown)
+        row = Trajectory([Span(prompt, False), *spans], images)
         groups.append(Group(uid, Task(uid, []), [Episode([row])]))
     return Batch.from_groups(groups, share_prompts=False, distribution=batch.distribution)

@@ -54,6 +54,11 @@ def image_urls(messages: Iterable["Message"]) -> list[str]:
     return [part["url"] for part in parts if part["type"] == "image"]
 
 
+def shown(urls: Iterable[str]) -> list["Message"]:
+    """Return a conversation that consists of images only."""
+    return [{"role": "user", "content": [{"type": "image", "url": url} for url in urls]}]
+
+
 def in_text(messages: Sequence["Message"], where: str = "") -> list["Message"]:
     """Return the messages with each content as text. Raises ``DataError`` naming the message with a part that is not a
     text; ``where`` says what the messages belong to, as in ``" of task 17"``."""

@@ -33,12 +33,13 @@ class Pairs:
     def of(cls, batch: Batch) -> Pairs:
         """Raises DataError, naming the group, if a group isn't a pair of a better and a worse answer."""
         reward, groups, trains = batch.reward.tolist(), batch.group.tolist(), batch.trained_per_sequence.tolist()
+        episodes = batch.episode.tolist()
         members: dict[int, list[int]] = {}
         for row, group in enumerate(groups):
             members.setdefault(group, []).append(row)
         chosen, rejected = [], []
         for group, rows in members.items():
-            if len(rows) > 2 and len(set(batch.episode[rows].tolist())) < len(rows):
+            if len({episodes[row] for row in rows}) < len(rows):
                 raise DataError(
                     f"group {batch.group_uids[group]!r} has an episode of several branches (an agent rewrote its "
                     "history, or started a second conversation), but a preference pair is two answers of one branch "
