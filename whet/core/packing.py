@@ -2,7 +2,7 @@
 number of micro-batches. Token weights are set before, so packing does not change the gradient."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heapreplace
 from typing import overload
 
@@ -80,7 +80,8 @@ def pack(
     if not pieces:
         return [Shard(batch, []) for _ in range(ranks)]
     length = batch.segment_length.tolist()
-    room = max(room, *(piece.size(length) for piece in pieces))
+    pieces.sort(key=lambda piece: (-piece.size, piece.sequences))
+    room = max(room, pieces[0].size)
     count = -(-sum(length[segment] for segment in set().union(*(piece.segments for piece in pieces))) // room)
     while True:  # add micro-batches until the pieces fit
         count = -(-count // ranks) * ranks
@@ -92,15 +93,22 @@ def pack(
     return [Shard(batch, bins[rank::ranks], shortest) for rank in range(ranks)]
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class _Piece:
     """Sequences that stay together."""
 
-    sequences: list[int]
-    segments: set[int]  # of the sequences, with the ancestors that they share with other pieces
+    sequences: list[int] = field(default_factory=list)
+    segments: set[int] = field(default_factory=set)  # of the sequences, with the ancestors that other pieces share
+    size: int = 0  # in tokens
 
-    def size(self, length: Sequence[int]) -> int:
-        return sum(length[segment] for segment in self.segments)
+    def size_with(self, segments: set[int], length: Sequence[int]) -> int:
+        """Return the size if ``segments`` are added."""
+        return self.size + sum(length[segment] for segment in segments - self.segments)
+
+    def add(self, sequences: Iterable[int], segments: set[int], size: int) -> None:
+        self.sequences.extend(sequences)
+        self.segments |= segments
+        self.size = size
 
 
 def _pieces(batch: Batch, chosen: Iterable[int], room: int, max_tokens: int, whole_groups: bool) -> list[_Piece]:
@@ -113,18 +121,18 @@ def _pieces(batch: Batch, chosen: Iterable[int], room: int, max_tokens: int, who
         members.setdefault(groups[sequence], []).append(sequence)
     pieces: list[_Piece] = []
     for group, sequences in members.items():
-        piece = _Piece([], set())
+        piece = _Piece()
         for sequence in sequences:
             path, at = set[int](), leaf.get(sequence, -1)
             while at >= 0:
                 path.add(at)
                 at = parent[at]
-            size = sum(length[segment] for segment in piece.segments | path)
+            size = piece.size_with(path, length)
             if piece.sequences and not whole_groups and size > room:
                 pieces.append(piece)
-                piece, size = _Piece([], set()), sum(length[segment] for segment in path)
-            piece.segments.update(path)
-            piece.sequences.append(sequence)
+                piece = _Piece()
+                size = piece.size_with(path, length)
+            piece.add([sequence], path, size)
             if size > max_tokens:
                 what = "a whole group" if whole_groups else "one sequence with its prompt"
                 raise DataError(
@@ -132,22 +140,21 @@ def _pieces(batch: Batch, chosen: Iterable[int], room: int, max_tokens: int, who
                     f"{max_tokens}; raise learner.max_tokens or shorten prompts and answers"
                 )
         pieces.append(piece)
-    return [piece for piece in pieces if piece.size(length)]  # a piece of empty answers has nothing to compute
+    return [piece for piece in pieces if piece.size]  # a piece of empty answers has nothing to compute
 
 
 def _spread(pieces: list[_Piece], count: int, max_tokens: int, length: Sequence[int]) -> list[list[int]] | None:
-    """Put pieces into bins, longest first, each into the emptiest bin; segments that pieces of a bin share are there
-    once. Return None if a bin overflows."""
-    bins: list[_Piece] = [_Piece([], set()) for _ in range(count)]
+    """Put pieces, the longest first, each into the emptiest bin; segments that pieces of a bin share are there once.
+    Return None if a bin overflows."""
+    bins = [_Piece() for _ in range(count)]
     loads = [(0, index) for index in range(count)]  # a heap
-    for piece in sorted(pieces, key=lambda piece: (-piece.size(length), piece.sequences)):
-        load, index = loads[0]
-        load += sum(length[segment] for segment in piece.segments - bins[index].segments)
-        if load > max_tokens:
+    for piece in pieces:
+        index = loads[0][1]
+        size = bins[index].size_with(piece.segments, length)
+        if size > max_tokens:
             return None
-        heapreplace(loads, (load, index))
-        bins[index].segments.update(piece.segments)
-        bins[index].sequences.extend(piece.sequences)
+        heapreplace(loads, (size, index))
+        bins[index].add(piece.sequences, piece.segments, size)
     return [bin.sequences for bin in bins]
 
 
