@@ -1,4 +1,5 @@
-"""The tests of losses and advantages notice when these are broken: two mutants an hour, all of them when asked."""
+"""The tests of losses and advantages notice when these are broken: two mutants an hour, all of a file in the slow
+tests."""
 
 import os
 import subprocess
@@ -57,8 +58,9 @@ def test_a_new_loss_is_broken_without_being_listed() -> None:
     assert [path for path in TESTS if not (ROOT / path).is_file()] == []
 
 
-@pytest.mark.hours
-@pytest.mark.timeout(7200)
-def test_every_mutant_is_noticed() -> None:
-    done = mutate(timeout=7200)
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("path", TESTS)
+def test_every_mutant_is_noticed(path: str) -> None:
+    done = mutate(path, timeout=3500)
     assert done.returncode == 0, done.stdout + done.stderr
