@@ -99,6 +99,14 @@ EQUIVALENT: dict[str, str] = {
     "whet/algorithms/advantage.py: 1 -> 2  in  steps = max([1, *self.length.tolist()])": (
         "another row of zeros before the first tokens"
     ),
+    "whet/algorithms/turns.py: batch.predictor.clamp(min=0) -> batch.predictor  in  "
+    "starts_N = batch.trained & ~batch.trained[batch.predictor.clamp(min=0)]": "a first token is never trained",
+    "whet/algorithms/turns.py: torch.zeros_like -> torch.ones_like  in  "
+    "ended_S = starts_TS[step - 1] if step else torch.zeros_like(running_S)": "it is multiplied by 0",
+    "whet/algorithms/turns.py: 1 -> 2  in  turns = max([1, *turn_N.tolist()]) + 1": "places for turns that nobody has",
+    "whet/algorithms/turns.py: 1 -> 2  in  turns = max([1, *turn_N.tolist()]) + 1  #2": (
+        "places for turns that nobody has"
+    ),
     "whet/algorithms/preference.py: 2 -> 3  in  halves.sort(key=lambda half: half[:2])": (
         "no two have the same second part"
     ),

@@ -152,6 +152,7 @@ def test_estimators_fill_the_advantages_and_say_which_settings_change_nothing() 
     for estimator, flag in ((GroupAdvantage, "divide_by_std"), (TurnAdvantage, "divide_by_std"), (GAE, "whiten")):
         assert list(estimator(**{flag: False}, **spread).idle()) == [(name, f"{flag} = true") for name in spread]
         assert list(estimator(**{flag: True}, **spread).idle()) == []
+    assert TurnAdvantage() == TurnAdvantage(gamma=1.0, divide_by_std=True, std="sample", eps=1e-6)
     adaptive = GAE(policy_lambda=0.5, length_adaptive=0.1)
     assert list(adaptive.idle()) == [("policy_lambda", "length_adaptive is not set")]
 

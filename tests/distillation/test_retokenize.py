@@ -151,6 +151,24 @@ def test_a_conversation_is_retold_in_the_teachers_own_form(closed: bool, first: 
     assert made.unlike == 0
 
 
+def test_a_conversation_without_worked_examples_is_retold() -> None:
+    renderer = Renderer(tokenizer("bytes"))
+    messages: list[Message] = [{"role": "user", "content": "write words"}]
+    spans = [Span(renderer.render_prompt(messages), False), Span(encode("bytes", "words"), True)]
+    trajectory = Trajectory(spans, messages=[*messages, {"role": "assistant", "content": "words"}])
+    made = retokenize(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "g")
+    assert decode("bpe")(made.trajectory.tokens) == "[INST] write words [/INST]words"
+
+
+def test_an_end_token_that_was_chosen_later_ends_a_reply() -> None:
+    trajectory, _ = conversation()
+    ours = tiny_tokenizer()
+    ours.eos_token = "!"
+    trajectory.spans[3].tokens = encode("bytes", "letters!")
+    made = retokenize(trajectory, ours, Renderer(tokenizer("bpe")), "g")
+    assert decode("bpe")(made.trajectory.spans[3].tokens) == "letters</s>"
+
+
 def test_what_the_other_tokenizer_can_not_write_is_one_span() -> None:
     trajectory, renderer = conversation()
     trajectory.spans[1].tokens = [*encode("bytes", "More Words"), renderer.end_of_turn]
