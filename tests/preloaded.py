@@ -15,6 +15,7 @@ import whet.checkpoint
 import whet.cli.main
 import whet.engines.torch
 import whet.launch
+import whet.parallel.megatron
 import whet.run.run
 import whet.show
 from whet.base.errors import ConfigError
@@ -25,7 +26,15 @@ from whet.tasks.math import grader
 __all__ = ["rich", "tests", "whet"]
 
 # What commands import only when they need it.
-for package in (whet.algorithms, whet.checkpoint, whet.engines.torch, whet.launch, whet.run, whet.show):
+for package in (
+    whet.algorithms,
+    whet.checkpoint,
+    whet.engines.torch,
+    whet.launch,
+    whet.parallel.megatron,
+    whet.run,
+    whet.show,
+):
     for module in iter_modules(package.__path__, f"{package.__name__}."):
         with suppress(ImportError):
             import_module(module.name)

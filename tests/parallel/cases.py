@@ -51,7 +51,7 @@ class Case:
     max_tokens: int = 40
     groups: int = 6  # of a batch: three make about two micro-batches
     distribution: Distribution = field(default_factory=lambda: Distribution(temperature=0.7))
-    steps: int = 3
+    steps: int = 2
     trains: bool = True
     follows_routes: bool = False
     vision: Vision | None = None  # the first prompt of three then has an image

@@ -34,11 +34,11 @@ BOTH = {"fsdp": 4, "expert": 2}
 
 ADAPTED = {"lora": True, "lora_settings": {"experts": True}}
 QUICK = {
-    "expert, lora": ("moe", EXPERT, {"lora": True}),
     "expert, adapted": ("moe", EXPERT, ADAPTED),
     "expert, in tensor": ("moe", {"tensor": 2, "expert": 2}, {}),
 }
 THOROUGH_2 = {
+    "expert, lora": ("moe", EXPERT, {"lora": True}),
     "fsdp": ("moe", {"fsdp": 2}, {}),
     "expert": ("moe", EXPERT, {}),
     "expert, in tensor, lora": ("moe", {"tensor": 2, "expert": 2}, {"lora": True}),

@@ -29,14 +29,14 @@ DORA = {"lora": True, "lora_settings": {"dora": True}}
 
 QUICK = {
     "fsdp": ("llama", FSDP, {}),
-    "fsdp, lora": ("qwen", FSDP, {"lora": True}),
     "tensor": ("qwen", TENSOR, {"distribution": TOP_P}),
-    "tensor, dora": ("qwen2", TENSOR, DORA),
     "context": ("qwen", CONTEXT, {}),
 }
 """Two ranks: model, layout, and other fields of a ``Case``."""
 
 THOROUGH_2 = {
+    "tensor, dora": ("qwen2", TENSOR, DORA),
+    "fsdp, lora": ("qwen", FSDP, {"lora": True}),
     "tensor, entropy": ("llama", TENSOR, {"loss": "entropy"}),
     "context, lora": ("llama", CONTEXT, {"lora": True}),
     "context, dora, recomputed": ("qwen", CONTEXT, DORA | {"learner": RECOMPUTED}),
@@ -85,12 +85,12 @@ COMPILED = {
     "context, lora": ("llama", CONTEXT, {"lora": True, "learner": {"compile": True}}),
 }
 IMAGES = {
-    "fsdp": ("qwen3_vl", FSDP, {"vision": "trained"}),
     "context": ("qwen3_vl", CONTEXT, {"vision": "trained"}),
-    "pipeline": ("qwen3_vl", PIPELINE, {"vision": "trained"}),
 }
 """One prompt of three has an image, so that some micro-batches have none."""
 MORE_IMAGES = {
+    "pipeline": ("qwen3_vl", PIPELINE, {"vision": "trained"}),
+    "fsdp": ("qwen3_vl", FSDP, {"vision": "trained"}),
     "tensor": ("qwen3_vl", TENSOR, {"vision": "trained"}),
     "an idle rank": ("qwen3_vl", FSDP, {"vision": "trained", "max_tokens": ENOUGH, "groups": 1}),
     "fsdp, frozen, recomputed": ("idefics3", FSDP, {"vision": "frozen", "learner": RECOMPUTED}),

@@ -24,12 +24,12 @@ LORA = MEGATRON | {"lora": True}
 QUICK = {
     "tensor": ("qwen", TENSOR, MEGATRON | {"distribution": TOP_P}),
     "pipeline, tied": ("qwen", PIPELINE, MEGATRON),
-    "context": ("llama", CONTEXT, MEGATRON),
     "expert, in fsdp": ("mixtral", FSDP | EXPERT, MEGATRON),
-    "lora, tensor": ("llama", TENSOR, LORA),
-    "latent attention, tensor": ("deepseek, dense", TENSOR, MEGATRON),
 }
 TWO = {
+    "latent attention, tensor": ("deepseek, dense", TENSOR, MEGATRON),
+    "lora, tensor": ("llama", TENSOR, LORA),
+    "context": ("llama", CONTEXT, MEGATRON),
     "expert, in tensor": ("moe", TENSOR | EXPERT, MEGATRON),
     "tensor, entropy": ("llama", TENSOR, MEGATRON | {"loss": "entropy"}),
     "tensor, value": ("llama", TENSOR, MEGATRON | {"loss": "value"}),

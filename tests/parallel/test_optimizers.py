@@ -35,9 +35,9 @@ OF_STAGES = {"optimizer": RATES["optimizer"] | MATRICES["optimizer"]}
 QUICK = {
     "muon, fsdp": ("llama", {"fsdp": 2}, MUON),
     "adafactor, fsdp": ("llama", {"fsdp": 2}, ADAFACTOR),
-    "frozen, tensor": ("qwen", {"tensor": 2}, FROZEN),
 }
 THOROUGH_2 = {
+    "frozen, tensor": ("qwen", {"tensor": 2}, FROZEN),
     "muon, tensor": ("qwen", {"tensor": 2}, PLAIN),
     "a class, fsdp": ("qwen", {"fsdp": 2}, OWN),
     "frozen, fsdp": ("llama", {"fsdp": 2}, FROZEN),

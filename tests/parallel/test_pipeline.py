@@ -47,12 +47,12 @@ SLOW = pytest.mark.slow
 TWO, INTERLEAVED = {"pipeline": 2}, {"pipeline": 2, "stages_per_rank": 2}
 
 QUICK = {
-    "1f1b": ("llama", TWO, {}),
     "1f1b, tied": ("qwen", TWO, {"distribution": TOP_P}),
-    "1f1b, lora": ("qwen", TWO, {"lora": True}),
     "interleaved, tied": ("qwen of 4", INTERLEAVED, {}),
 }
 THOROUGH_2 = {
+    "1f1b, lora": ("qwen", TWO, {"lora": True}),
+    "1f1b": ("llama", TWO, {}),
     "1f1b, entropy, stages of 3 and 2": ("llama of 5", TWO, {"loss": "entropy"}),
     "1f1b, value": ("llama", TWO, {"loss": "value"}),
     "1f1b, value, tied": ("qwen", TWO, {"loss": "value"}),
@@ -142,6 +142,7 @@ def five(rendezvous: str, rank: int, case: Case) -> Any:
     return float(total), metrics.result(), columns, gradients
 
 
+@pytest.mark.slow
 def test_any_number_of_micro_batches_is_allowed(models):
     case = Case(models["qwen of 4"], INTERLEAVED)
     loss, metrics, columns, gradients = five("", 0, Case(models["qwen of 4"]))

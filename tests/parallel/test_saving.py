@@ -34,6 +34,7 @@ SLOW = pytest.mark.slow
 MEGATRON = {"learner": {"type": "megatron"}}
 NEEDED = "needs Megatron Core: pip install 'whet[megatron]'"
 CHAINS = {
+    "two": [(ONE, {}), (TWO, {}), ({"tensor": 2}, {}), ({"context": 2}, {})],
     "all": [(ONE, {}), (TWO, {}), (BOTH, {}), ({"context": 2}, {})],
     "lora": [(layout, {"lora": True}) for layout in (ONE, TWO, BOTH, {"context": 2})],
     "muon": [(layout, {"optimizer": {"type": "muon"}}) for layout in (ONE, TWO, BOTH, {"context": 2})],
@@ -47,19 +48,20 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("chain", ["all", *(pytest.param(name, marks=SLOW) for name in CHAINS if name != "all")])
-def test_a_learner_resumes_on_one_two_four_and_two_ranks(models, tmp_path, chain):
+@pytest.mark.parametrize("chain", ["two", *(pytest.param(name, marks=SLOW) for name in CHAINS if name != "two")])
+def test_a_learner_resumes_in_other_layouts(models, tmp_path, chain):
     """Each learner loads the checkpoint of the one before, also of another type. The weights are restored bit for bit,
-    and five steps equal the steps of an uninterrupted learner."""
+    and five steps equal the steps of an uninterrupted learner. Two of the learners have two ranks, and one between them
+    has four, or in the fast chain two."""
     if chain == "megatron":
         pytest.importorskip("megatron.core", reason=NEEDED)
-    first, second, third, fourth = folders(tmp_path, "1", "2", "4", "2again")
+    first, second, third, fourth = folders(tmp_path, "one", "two", "more", "two again")
     case = [Case(models["qwen"], layout, **more) for layout, more in CHAINS[chain]]
     _, uninterrupted, _ = resume("", 0, case[0], None, None, range(5))
 
     outputs = [resume("", 0, case[0], None, first, range(2))]
     outputs.append(on_ranks(2, resume, case[1], first, second, range(2, 3))[0])
-    outputs.append(on_ranks(4, resume, case[2], second, third, range(3, 4))[0])
+    outputs.append(on_ranks(case[2].ranks, resume, case[2], second, third, range(3, 4))[0])
     outputs.append(on_ranks(2, resume, case[3], third, fourth, range(4, 5))[0])
     outputs.append(resume("", 0, case[0], fourth, None, range(0)))
     assert_weights_unchanged(outputs)
@@ -67,7 +69,7 @@ def test_a_learner_resumes_on_one_two_four_and_two_ranks(models, tmp_path, chain
     assert_close(uninterrupted, outputs[-1][1], 1e-12)
 
     shards = sorted(path.name for path in third.iterdir())
-    assert len([name for name in shards if name.startswith("shard-")]) == 4
+    assert len([name for name in shards if name.startswith("shard-")]) == case[2].ranks
     assert {Path(name).suffix for name in shards} == {".safetensors", ".json"}  # no pickles, which could run code
     assert load_weights(third).keys() == load_file(first / "model.safetensors").keys()
 

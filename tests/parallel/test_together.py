@@ -27,6 +27,7 @@ from whet.parallel.mesh import Ranks, check_devices, join
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
     case = Case(models["qwen"], {"fsdp": 2, "tensor": 2})
     assert_skipped(on_ranks(4, skip, case, tmp_path), case)
@@ -46,14 +47,17 @@ def fail_three_times(rendezvous: str, rank: int, case: Case, dumps: Path) -> str
     return str(caught.value)
 
 
-def test_all_ranks_end_the_run_after_too_many_bad_steps_and_name_the_dumped_batch(models, tmp_path):
-    for layout, names in [("fsdp", ["-shard-0", "-shard-1"]), ("tensor", ["", ""])]:
-        messages = on_ranks(2, fail_three_times, Case(models["llama"], {layout: 2}), tmp_path / layout)
-        for message, name in zip(messages, names, strict=True):
-            folder = tmp_path / layout / f"step-000000-003{name}"
-            assert "3 optimizer steps in a row" in message
-            assert f"its batch is in {folder}." in message
-            assert read_dump(folder)[0]
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [("fsdp", ["-shard-0", "-shard-1"]), pytest.param("tensor", ["", ""], marks=pytest.mark.slow)],
+)
+def test_all_ranks_end_the_run_after_too_many_bad_steps_and_name_the_dumped_batch(models, tmp_path, layout, names):
+    messages = on_ranks(2, fail_three_times, Case(models["llama"], {layout: 2}), tmp_path)
+    for message, name in zip(messages, names, strict=True):
+        folder = tmp_path / f"step-000000-003{name}"
+        assert "3 optimizer steps in a row" in message
+        assert f"its batch is in {folder}." in message
+        assert read_dump(folder)[0]
 
 
 def test_a_model_that_cannot_be_split_is_refused_on_every_rank(models, tmp_path):
