@@ -44,7 +44,8 @@ def test_two_steps_of(name: str, tiny_model: Path, tmp_path: Path) -> None:
     if name == "prime":  # for the same reason nothing would pass its filter
         algorithm["filters"] = []
     data = {"type": "tests.e2e.test_algorithms:ShareAsScore"}
-    recipe = toy_recipe(tiny_model, steps=2, data=data, algorithm=algorithm, evaluation={"enabled": False})
+    changes: dict[str, Any] = {"evaluation": {"enabled": False}, "checkpoints": {"every": 0}}
+    recipe = toy_recipe(tiny_model, steps=2, data=data, algorithm=algorithm, **changes)
     trained = lines(run.start(recipe, tmp_path / "run"), "train")[1:]
     assert [line["learner/skipped"] for line in trained] == [0, 0]
     assert all(line["gradient_norm"] > 0 for line in trained)
@@ -52,6 +53,7 @@ def test_two_steps_of(name: str, tiny_model: Path, tmp_path: Path) -> None:
     assert ("implicit_reward/outcome/accuracy" in trained[-1]) == (name == "prime")
 
 
+@pytest.mark.slow
 def test_ppo_learns_the_toy_task_with_a_critic(tiny_model: Path, tmp_path: Path) -> None:
     algorithm = {"type": "ppo", "group_size": 4, "minibatches": 3, "critic_warmup": 2, "critic_lr": 5e-3}
     recipe = toy_recipe(tiny_model, steps=18, algorithm=algorithm, checkpoints={"every": 0})
@@ -65,6 +67,7 @@ def test_ppo_learns_the_toy_task_with_a_critic(tiny_model: Path, tmp_path: Path)
     assert {path.name for path in (folder / "checkpoints" / "step-000018").iterdir()} >= {"policy", "critic"}
 
 
+@pytest.mark.slow
 def test_online_dpo_learns_the_toy_task_and_counts_what_it_drops(tiny_model: Path, tmp_path: Path) -> None:
     algorithm = {"type": "online_dpo", "group_size": 4, "loss": {"type": "dpo", "beta": 0.1}}
     data = {"type": "tests.e2e.test_algorithms:SomeTasksAreEqual"}
@@ -83,6 +86,7 @@ def test_online_dpo_learns_the_toy_task_and_counts_what_it_drops(tiny_model: Pat
 PRIME = {"type": "prime", "group_size": 4, "filters": []}
 
 
+@pytest.mark.slow
 def test_prime_learns_the_toy_task_with_a_reward_model_that_learns_beside_it(tiny_model: Path, tmp_path: Path) -> None:
     recipe = toy_recipe(tiny_model, steps=18, algorithm=PRIME, checkpoints={"every": 0})
     folder = run.start(recipe, tmp_path / "run")
@@ -110,7 +114,10 @@ def test_prime_may_take_another_model_as_reward_model(tiny_model: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("algorithm", "second"),
-    [({"type": "ppo", "group_size": 2, "minibatches": 3}, "critic"), (PRIME, "implicit_reward")],
+    [
+        ({"type": "ppo", "group_size": 2, "minibatches": 3}, "critic"),
+        pytest.param(PRIME, "implicit_reward", marks=pytest.mark.slow),
+    ],
     ids=["ppo", "prime"],
 )
 def test_a_run_resumes_with_its_second_model(
@@ -135,17 +142,16 @@ SHIPPED = [
     "kto-gsm8k",
     "reward-model-gsm8k",
     "ppo-quickstart",
-    "dapo-quickstart",
-    "gspo-quickstart",
-    "prime-quickstart",
-    "rloo-quickstart",
     "online-dpo-quickstart",
     "rlhf-reward-model",
 ]
 DISTILLATION = ["distillation-quickstart", "distillation-gsm8k"]
-# These differ from others by settings only, and take turns.
+# These differ from others, or from runs of the family, by settings only, and take turns.
 RELATED = ["simpo-gsm8k", "orpo-gsm8k"]
-RELATED += [f"{name}-quickstart" for name in ("dr-grpo", "cispo", "reinforce-plus-plus", "gdpo")]
+RELATED += [
+    f"{name}-quickstart"
+    for name in ("dr-grpo", "dapo", "gspo", "cispo", "prime", "rloo", "reinforce-plus-plus", "gdpo")
+]
 
 
 @pytest.mark.parametrize(

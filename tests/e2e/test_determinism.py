@@ -16,29 +16,35 @@ def finished(tiny_model: Path, folder: Path, **changes: Any) -> tuple[list[dict[
     return lines, (folder / "checkpoints" / "step-000003" / "policy" / "model.safetensors").read_bytes()
 
 
-def test_the_same_seed_gives_the_same_bytes(tiny_model: Path, tmp_path: Path) -> None:
-    assert finished(tiny_model, tmp_path / "a") == finished(tiny_model, tmp_path / "b")
+@pytest.fixture(scope="module")
+def usual(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], bytes]:
+    return finished(tiny_model, tmp_path_factory.mktemp("usual") / "run")
 
 
-def test_another_seed_gives_other_rollouts(tiny_model: Path, tmp_path: Path) -> None:
-    assert finished(tiny_model, tmp_path / "a")[0] != finished(tiny_model, tmp_path / "b", seed=1)[0]
+def test_the_same_seed_gives_the_same_bytes(usual: Any, tiny_model: Path, tmp_path: Path) -> None:
+    assert finished(tiny_model, tmp_path / "run") == usual
 
 
-def test_in_step_the_result_does_not_depend_on_concurrency(tiny_model: Path, tmp_path: Path) -> None:
-    wide = finished(tiny_model, tmp_path / "wide")
+def test_another_seed_gives_other_rollouts(usual: Any, tiny_model: Path, tmp_path: Path) -> None:
+    assert finished(tiny_model, tmp_path / "run", seed=1)[0] != usual[0]
+
+
+def test_in_step_the_result_does_not_depend_on_concurrency(usual: Any, tiny_model: Path, tmp_path: Path) -> None:
     narrow = finished(
         tiny_model, tmp_path / "narrow", rollouts={"concurrency": 3}, generator={"max_batch": 2, "prefix_tokens": 0}
     )
-    assert wide == narrow
+    assert narrow == usual
 
 
 @pytest.mark.parametrize(
     "changes",
-    [pytest.param({}, marks=pytest.mark.slow), {"model": {"lora": {"rank": 2}}, "rollouts": {"concurrency": 3}}],
+    [{}, pytest.param({"model": {"lora": {"rank": 2}}, "rollouts": {"concurrency": 3}}, marks=pytest.mark.slow)],
     ids=["whole weights", "lora"],
 )
-def test_guessed_tokens_change_no_number_of_a_run(changes: dict[str, Any], tiny_model: Path, tmp_path: Path) -> None:
-    plain = finished(tiny_model, tmp_path / "plain", **changes)
+def test_guessed_tokens_change_no_number_of_a_run(
+    changes: dict[str, Any], usual: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    plain = finished(tiny_model, tmp_path / "plain", **changes) if changes else usual
     guesses = {"speculative": {"type": "ngram", "shortest": 1}, "max_batch": 5}
     assert finished(tiny_model, tmp_path / "guessed", generator=guesses, **changes) == plain
     lines = read_metrics(tmp_path / "guessed" / "metrics.jsonl")

@@ -63,7 +63,7 @@ class Trace:
 AHEAD = {"rollouts": {"prompts_per_step": 3, "max_staleness": 1}, "sampling": {"max_new_tokens": 48}}
 
 
-@pytest.mark.parametrize("placement", ["colocated", "split"])
+@pytest.mark.parametrize("placement", ["colocated", pytest.param("split", marks=pytest.mark.slow)])
 def test_only_colocated_parts_never_compute_at_once_though_rollouts_run_ahead(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
 ) -> None:

@@ -31,11 +31,12 @@ def unreachable() -> Iterator[list[Any]]:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({}, id="in step"),
+        pytest.param({}, id="in step", marks=pytest.mark.slow),
         pytest.param({"rollouts": {"prompts_per_step": 3, "max_staleness": 1}}, id="one step off"),
         pytest.param(
             {"data": {"type": "tests.toy:Flaky", "failures": {"toy/train/1": 1, "toy/train/2": 1}, "met": {}}},
             id="with attempts that fail",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -50,5 +51,5 @@ def test_memory_does_not_wait_for_the_garbage_collector(
         held = [each for each in unreachable if isinstance(each, Tensor | nn.Module | array)]
         left.extend(f"step {step}: {type(each).__name__}" for each in ours + held)
 
-    run.start(toy_recipe(tiny_model, steps=3, checkpoints={"every": 1}, **changes), tmp_path / "run", on_step=on_step)
+    run.start(toy_recipe(tiny_model, steps=2, checkpoints={"every": 1}, **changes), tmp_path / "run", on_step=on_step)
     assert not left

@@ -173,7 +173,7 @@ slow = pytest.mark.slow
     ("does", "says"),
     [
         ("blocks", "an environment blocks at "),
-        ("does_not_listen", "an environment or the generator hangs"),
+        pytest.param("does_not_listen", "an environment or the generator hangs", marks=slow),
         pytest.param("computes_for_ever", "an environment blocks at ", marks=slow),
         pytest.param("blocks_a_helper_thread", "an environment or the generator hangs", marks=slow),
     ],

@@ -116,7 +116,7 @@ def test_a_policy_learns_on_images_and_resumes_to_the_same_bits(
     [
         pytest.param("qwen3_vl", TWO | {"parallel": {"fsdp": 2}}, marks=pytest.mark.slow),
         pytest.param("qwen3_vl", TWO | {"parallel": {"pipeline": 2}}, marks=pytest.mark.slow),
-        ("qwen2_5_vl", {"learner": MEGATRON}),
+        pytest.param("qwen2_5_vl", {"learner": MEGATRON}, marks=pytest.mark.slow),
         pytest.param(
             "qwen2_5_vl", TWO | {"learner": MEGATRON, "parallel": {"tensor": 2, "pipeline": 2}}, marks=pytest.mark.slow
         ),
@@ -140,14 +140,17 @@ def test_a_run_in_another_layout_learns_the_same_from_images(
     assert norms[1] == pytest.approx(norms[0], rel=1e-3)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "gspo"])
+@pytest.mark.parametrize("algorithm", [pytest.param("ppo", marks=pytest.mark.slow), "gspo"])
 def test_other_algorithms_learn_on_images(model: Path, tmp_path: Path, algorithm: str) -> None:
     rollouts = {"prompts_per_step": 4}
     folder = run.start(recipe_of(model, steps=2, algorithm={"type": algorithm}, rollouts=rollouts), tmp_path / "run")
     assert any(line.get("loss") for line in losses(folder))
 
 
-@pytest.mark.parametrize(("kind", "algorithm"), [("supervised", "sft"), ("preference", "dpo"), ("labelled", "kto")])
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [("supervised", "sft"), ("preference", "dpo"), pytest.param("labelled", "kto", marks=pytest.mark.slow)],
+)
 def test_rows_with_images_are_learned(model: Path, tmp_path: Path, kind: str, algorithm: str) -> None:
     answers = {"supervised": ("completion",), "preference": ("chosen", "rejected"), "labelled": ("completion",)}[kind]
     rows = [

@@ -29,6 +29,7 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
                 "algorithm": {"type": "grpo", "group_size": 4, "loss": {"type": "policy", "correction": "tis"}},
             },
             id="one step off",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {"algorithm": {"type": "grpo", "group_size": 4, "minibatches": 3, "epochs": 2}},
@@ -45,6 +46,7 @@ def test_a_tiny_model_learns_the_toy_task(tiny_model: Path, tmp_path: Path, chan
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
 
 
+@pytest.mark.slow
 def test_lora_learns_with_the_base_model_as_reference(tiny_model: Path, tmp_path: Path) -> None:
     changes = {
         "model": {"lora": {"rank": 8, "alpha": 32.0}},

@@ -39,7 +39,7 @@ def weights(folder: Path) -> bytes:
     ("crash_at", "asynchronous"),
     [
         pytest.param("step.updated:4", False, marks=pytest.mark.slow),
-        ("mirror.half_uploaded:20", False),
+        pytest.param("mirror.half_uploaded:20", False, marks=pytest.mark.slow),
         pytest.param("mirror.before_marker:2", False, marks=pytest.mark.slow),
         ("mirror.before_marker:2", True),
         pytest.param("mirror.before_prune:2", False, marks=pytest.mark.slow),

@@ -5,6 +5,8 @@ import json
 import re
 import signal
 import string
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +161,7 @@ def test_both_learn_and_are_published_and_measured(tiny_model: Path, tmp_path: P
     assert not audit(folder).violations
 
 
+@pytest.mark.slow
 def test_a_learning_rate_of_0_leaves_one_policy_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     start(recipe_of(tiny_model, policies={"rival": {"plays": ["b"], "optimizer": {"lr": 0.0}}}), folder)
@@ -185,7 +188,7 @@ def test_a_policy_that_never_replied_learns_nothing_in_this_step(tiny_model: Pat
     assert not audit(folder).violations
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_two_models_with_other_sizes_tokenizers_and_templates(tiny_model: Path, tmp_path: Path, staleness: int) -> None:
     stranger = save_with(tmp_path / "stranger", bpe_tokenizer(), hidden_size=32, num_hidden_layers=1)
     folder = tmp_path / "run"
@@ -241,20 +244,22 @@ def learned(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def here(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, float]]]:
+def here(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, float]]]:
     """The numbers of two policies that learn in the run's process, by algorithm."""
-    folder = tmp_path_factory.mktemp("here")
-    for name in ("grpo", "ppo"):
+
+    @cache
+    def learned_by(name: str) -> list[dict[str, float]]:
         algorithm = {"type": name, "minibatches": 1 if name == "grpo" else 2}
-        start(recipe_of(tiny_model, steps=3, algorithm=algorithm), folder / name)
-    return {name: learned(folder / name) for name in ("grpo", "ppo")}
+        recipe = recipe_of(tiny_model, steps=3, algorithm=algorithm)
+        return learned(start(recipe, tmp_path_factory.mktemp("here") / name))
+
+    return learned_by
 
 
-@pytest.mark.parametrize(
-    "where", [pytest.param(each, marks=[] if each == "replicas" else pytest.mark.slow) for each in ELSEWHERE]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ELSEWHERE)
 def test_where_the_policies_learn_and_sample_changes_no_number(
-    tiny_model: Path, tmp_path: Path, here: dict[str, list[dict[str, float]]], where: str
+    tiny_model: Path, tmp_path: Path, here: Callable[[str], list[dict[str, float]]], where: str
 ) -> None:
     changes, folder = ELSEWHERE[where], tmp_path / "run"
     for part, extra in (("megatron", "megatron.core"), ("ray", "ray")):
@@ -262,7 +267,7 @@ def test_where_the_policies_learn_and_sample_changes_no_number(
             pytest.importorskip(extra, reason=f"the extra {part!r} is not installed")
     start(recipe_of(tiny_model, **changes), folder)
     resume(folder, ["steps=3"])
-    expected = here[changes.get("algorithm", {"type": "grpo"})["type"]]
+    expected = here(changes.get("algorithm", {"type": "grpo"})["type"])
     assert len(learned(folder)) == len(expected) == 3
     for one, other in zip(learned(folder), expected, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
@@ -274,7 +279,7 @@ def test_where_the_policies_learn_and_sample_changes_no_number(
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_policies_sample_on_servers(
-    tiny_model: Path, tmp_path: Path, here: dict[str, list[dict[str, float]]], staleness: int
+    tiny_model: Path, tmp_path: Path, here: Callable[[str], list[dict[str, float]]], staleness: int
 ) -> None:
     """The main policy on two servers and the other one on its own, or in the run's process. The servers are doubles,
     which compute as the built-in engine does."""
@@ -295,7 +300,7 @@ def test_policies_sample_on_servers(
                 assert differ(weights(tmp_path / name, 2, policy), weights(tmp_path / name, 3, policy))
             assert not audit(tmp_path / name).violations
             if not staleness:
-                assert learned(tmp_path / name) == [pytest.approx(each, rel=1e-4) for each in here["grpo"]]
+                assert learned(tmp_path / name) == [pytest.approx(each, rel=1e-4) for each in here("grpo")]
 
 
 def test_a_policy_is_updated_by_its_own_part_of_the_batch(tiny_model: Path, tmp_path: Path) -> None:
@@ -361,6 +366,7 @@ def undisturbed(nim: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits_of_both(nim: Path, undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     killed = command("train", str(nim), "--folder", str(folder), WHET_CRASH_AT="step.updated:3")

@@ -39,7 +39,9 @@ def killed_and_resumed(recipe: Path, folder: Path, crash_at: str) -> list[dict[s
     return metrics(folder)
 
 
-@pytest.mark.parametrize("crash_at", ["step.updated:4", "checkpoint.half_written:2"])
+@pytest.mark.parametrize(
+    "crash_at", ["step.updated:4", pytest.param("checkpoint.half_written:2", marks=pytest.mark.slow)]
+)
 def test_a_killed_run_resumes_to_the_same_bits(
     recipe: Path, undisturbed: list[dict[str, Any]], tmp_path: Path, crash_at: str
 ) -> None:
@@ -69,6 +71,7 @@ def _keeping_one(recipe: Path) -> Any:
     return load(Recipe, recipe, ["checkpoints.keep_last=1", "checkpoints.keep_best=0"]).value
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_a_curriculum_resumes_to_the_same_bits(tiny_model: Path, tmp_path: Path) -> None:
     algorithm = {"type": "grpo", "group_size": 2, "filters": ["dynamic_sampling"]}
     rollouts = {"prompts_per_step": 3, "curriculum": {"type": "pass_rate", "retire_after": 1, "recheck_after": 2}}
@@ -101,6 +104,7 @@ def test_resuming_a_finished_run_changes_nothing(recipe: Path, tmp_path: Path) -
     assert metrics(folder) == before
 
 
+@pytest.mark.slow
 def test_a_run_can_be_resumed_for_more_steps(recipe: Path, undisturbed: list[dict[str, Any]], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert whet("train", str(recipe), "--folder", str(folder), "steps=4").returncode == 0

@@ -54,9 +54,9 @@ def test_a_tiny_model_learns_eight_texts_by_heart(tiny_model: Path, tmp_path: Pa
     "loss",
     [
         {"type": "dpo", "beta": 0.5},
-        {"type": "dpo", "form": "ipo"},
-        {"type": "dpo", "form": "hinge", "sft_weight": 0.1},
-        {"type": "dpo", "form": {"type": "robust", "label_smoothing": 0.1}},
+        pytest.param({"type": "dpo", "form": "ipo"}, marks=pytest.mark.slow),
+        pytest.param({"type": "dpo", "form": "hinge", "sft_weight": 0.1}, marks=pytest.mark.slow),
+        pytest.param({"type": "dpo", "form": {"type": "robust", "label_smoothing": 0.1}}, marks=pytest.mark.slow),
         "simpo",
         {"type": "orpo", "weight": 1.0},
     ],
@@ -138,10 +138,9 @@ class Watched:
         monkeypatch.setattr(LearnerWorker, "update", watched_update)
 
 
-@pytest.mark.parametrize(
-    "lora", [None, pytest.param({"rank": 4, "alpha": 8.0}, marks=pytest.mark.slow)], ids=["full", "lora"]
-)
-@pytest.mark.parametrize("kind", [pytest.param("dpo", marks=pytest.mark.slow), "kto"])
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8.0}], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
 def test_a_cached_reference_gives_the_same_run_and_is_not_in_memory(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, lora: Any
 ) -> None:
@@ -284,12 +283,13 @@ ROWS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
-        pytest.param({"type": "sft"}, marks=pytest.mark.slow),
-        pytest.param({"type": "dpo"}, marks=pytest.mark.slow),
-        pytest.param({"type": "dpo", "reference": "cached"}, marks=pytest.mark.slow),
+        {"type": "sft"},
+        {"type": "dpo"},
+        {"type": "dpo", "reference": "cached"},
         {"type": "kto", "reference": "cached"},
     ],
     ids=lambda algorithm: "-".join(algorithm.values()),

@@ -114,6 +114,7 @@ def test_a_run_is_evaluated_with_the_weights_it_ended_with(
     assert evaluate(recipe, run=folder).n == 4
 
 
+@pytest.mark.slow
 def test_two_runs_of_different_models_are_compared(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,12 +36,11 @@ def self_judged(model: Path, **changes: Any) -> Recipe:
     return toy_recipe(model, **{"data": data, "steps": 2, "generator": NARROW, "evaluation": {"limit": 2}, **changes})
 
 
-def test_a_run_is_repeatable_and_resumes_to_the_same_bits(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_to_the_same_bits(tiny_model: Path, tmp_path: Path) -> None:
     whole = metrics(run.start(self_judged(tiny_model, steps=3), tmp_path / "whole"))
-    assert metrics(run.start(self_judged(tiny_model, steps=3), tmp_path / "again")) == whole
     stopped = run.start(self_judged(tiny_model), tmp_path / "stopped")
     run.resume(stopped, ["steps=3"])
-    assert lines(stopped, "train")[-1]["reward/mean"] == lines(tmp_path / "whole", "train")[-1]["reward/mean"]
+    assert metrics(stopped)[-2:] == whole[-2:]  # the last step, and the evaluation after it
     evaluated = lines(tmp_path / "whole", "evaluation")
     assert 0 < evaluated[0]["evaluation/reward"] < 1
     assert evaluated[0]["evaluation/reward"] != evaluated[-1]["evaluation/reward"]
@@ -64,7 +63,7 @@ def test_the_weights_of_the_moment_judge_and_only_answers_are_trained(tiny_model
     "rollouts",
     [
         pytest.param({"max_staleness": 1}, id="one step off"),
-        pytest.param({"max_staleness": 1, "partial": True, "order": "ready"}, id="partial"),
+        pytest.param({"max_staleness": 1, "partial": True, "order": "ready"}, id="partial", marks=pytest.mark.slow),
     ],
 )
 def test_questions_wait_for_new_weights_in_an_asynchronous_run(
@@ -99,7 +98,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("sure"), build)
 
 
-@pytest.mark.parametrize("judge", [OWN, pytest.param(WRITTEN, marks=pytest.mark.slow)], ids=["logprobs", "text"])
+@pytest.mark.slow
+@pytest.mark.parametrize("judge", [OWN, WRITTEN], ids=["logprobs", "text"])
 def test_each_replica_judges_with_the_weights_of_the_moment(model: Path, tmp_path: Path, judge: dict[str, Any]) -> None:
     """The same learning as with one engine: a verdict is the same by each replica."""
     data, replicas = judged(model, judge=judge, choices=ANY_BYTE), NARROW | {"replicas": 2}

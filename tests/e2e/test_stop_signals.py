@@ -120,7 +120,9 @@ def test_a_signal_saves_a_run_on_ray_too(tiny_model: Path, tmp_path: Path) -> No
     assert list((folder / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.parametrize("steps", [2, 6], ids=["after some steps", "after all steps"])
+@pytest.mark.parametrize(
+    "steps", [2, pytest.param(6, marks=pytest.mark.slow)], ids=["after some steps", "after all steps"]
+)
 def test_a_signal_during_an_evaluation_gives_it_up_and_saves(steps: int, tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     data = {"type": "tests.e2e.test_stop_signals:HeldEvaluation", "run": str(folder), "steps": steps}
