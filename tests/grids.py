@@ -1,6 +1,6 @@
-"""Grids of test parameters, of which each run of the fast tests computes a diagonal."""
+"""Parameters of tests of which each run of the fast tests has some: the others are slow, and take turns."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -19,3 +19,8 @@ def grid(*axes: Sequence[Any]) -> list[Any]:
         )
         for place in product(*(range(len(axis)) for axis in axes))
     ]
+
+
+def taking_turns(values: Iterable[Any], fast: Container[Any]) -> list[Any]:
+    """Return the values, for ``parametrize``; those that are not in ``fast`` are marked as slow."""
+    return [pytest.param(value, marks=() if value in fast else pytest.mark.slow) for value in values]

@@ -190,6 +190,7 @@ def test_a_custom_loop_runs(name: str, printed: str, tiny_model: Path, tmp_path:
     assert (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_the_best_answers_by_a_reward_model_become_rows(tiny_model: Path, tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, tiny_llama(max_position_embeddings=1024))
     export(run, tmp_path / "judge")

@@ -100,7 +100,11 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize(("name", "module", "words"), QUICK, ids=[f"{name}-{m}-{w[:8]}" for name, m, w in QUICK])
+@pytest.mark.parametrize(
+    ("name", "module", "words"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (each[1] == "gguf")) for each in QUICK],
+    ids=[f"{name}-{m}-{w[:8]}" for name, m, w in QUICK],
+)
 def test_a_command_without_a_package_names_its_extra(
     name: str, module: str, words: str, tmp_path: Path, tiny_model: Path
 ) -> None:

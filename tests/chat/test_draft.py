@@ -73,7 +73,7 @@ def test_text_is_held_back_until_it_is_decided(format: ReplyFormat, text: str, s
 
 
 @given(st.text(max_size=30), st.integers(1, 3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_tokens_become_the_text_that_they_are_together(text: str, size: int) -> None:
     renderer = Renderer(tiny_tokenizer(), tools_as_text=True)
     tokens = renderer.tokenizer.encode(text, add_special_tokens=False)

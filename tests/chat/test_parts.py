@@ -47,7 +47,7 @@ CUTS = st.lists(st.integers(0, 20), max_size=3)
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_splitting_a_text_into_parts_changes_no_token(name: str, data: st.DataObject) -> None:
     renderer = RENDERERS[name]
@@ -60,7 +60,7 @@ def test_splitting_a_text_into_parts_changes_no_token(name: str, data: st.DataOb
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(texts=st.lists(ORDINARY, min_size=1, max_size=5), cuts=CUTS)
 def test_a_template_that_joins_parts_writes_the_tokens_of_the_text(
     as_text: bool, texts: list[str], cuts: list[int]

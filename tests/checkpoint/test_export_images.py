@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.checkpoint.without_whet import run_without_whet
+from tests.grids import taking_turns
 from tests.models.test_image_reward_models import ALL, VALUES, pairs, scores_of_transformers
 from tests.models.test_images import RED, renderer_of
 from tests.rows import rows_recipe, write_rows
@@ -31,7 +32,7 @@ from whet.run import run
 
 COLORS = ("red", "blue", "green", "black")
 # Of the other families, which export in the same ways, the learner's scores are a fast test.
-DIFFERENT: tuple[Family, ...] = ("idefics3", "qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5")
+DIFFERENT: tuple[Family, ...] = ("qwen3_vl_moe", "gemma3")
 WITH_PROCESSOR: tuple[Family, ...] = ("idefics3", "gemma3")
 """Families whose whole processor transformers loads without torchvision."""
 
@@ -65,9 +66,7 @@ def scores_of_learner(model: Path, run: Path) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in DIFFERENT)) for name in ALL]
-)
+@pytest.mark.parametrize("family", taking_turns(ALL, DIFFERENT))
 def test_an_exported_reward_model_of_images_scores_as_the_learner(tmp_path: Path, family: Family) -> None:
     save_tiny_vision(tmp_path / "model", family)
     folder = learned(tmp_path / "model", tmp_path)

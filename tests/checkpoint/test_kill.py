@@ -37,7 +37,7 @@ def hidden_files(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("keep_last", [1, 2])
+@pytest.mark.parametrize("keep_last", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_at_any_point_leaves_the_newest_published_checkpoint_intact(
     tmp_path: Path, point: str, keep_last: int

@@ -100,9 +100,9 @@ class WorkerContract:
         ("does", "why"),
         [
             ("crash", "was killed by SIGKILL"),
-            ("exit", "exited with status 3"),
+            pytest.param("exit", "exited with status 3", marks=pytest.mark.slow),
             ("memory", "exited with status 70"),
-            ("system memory", "exited with status 70"),
+            pytest.param("system memory", "exited with status 70", marks=pytest.mark.slow),
         ],
     )
     def test_a_worker_that_ends_is_replaced_and_its_episode_failed_with_the_reason(self, does: str, why: str) -> None:

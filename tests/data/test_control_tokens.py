@@ -87,7 +87,7 @@ def hostile(name: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_ordinary_text_has_the_tokens_it_always_had(name: str, data: st.DataObject) -> None:
     tools = FAMILIES[name].tools
@@ -99,7 +99,7 @@ def test_ordinary_text_has_the_tokens_it_always_had(name: str, data: st.DataObje
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_text_writes_a_control_token(name: str, data: st.DataObject) -> None:
     texts = data.draw(st.lists(hostile(name), min_size=1, max_size=5))
@@ -110,7 +110,7 @@ def test_no_text_writes_a_control_token(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_growing_conversation_equals_the_templates_rendering(name: str, data: st.DataObject) -> None:
     renderer = RENDERERS[name]

@@ -102,7 +102,7 @@ def test_a_teacher_with_other_tokens_may_be_behind_a_server(
     torch.testing.assert_close(far.column(name).double(), near.column(name).double(), atol=1e-4, rtol=0)
 
 
-@PROTOCOLS
+@pytest.mark.parametrize("protocol", ["vllm", pytest.param("sglang", marks=pytest.mark.slow)])
 def test_runs_learn_from_a_server_what_they_learn_from_the_same_model(
     protocol: str, folders: dict[str, Path], tmp_path: Path, servers: dict[tuple[str, str], Running]
 ) -> None:

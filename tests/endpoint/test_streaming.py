@@ -12,6 +12,7 @@ import pytest
 from tests.endpoint.agents import RENDERER, Scene, Scripted, Streaming, call, scene
 from tests.endpoint.test_api import ADD, FLAT, user
 from tests.endpoint.test_faults import settled
+from tests.grids import grid
 from tests.tiny import tiny_qwen3, tiny_tokenizer
 from whet.base.errors import GeneratorError
 from whet.endpoint.conversations import Conversations
@@ -72,8 +73,13 @@ def test_text_arrives_before_the_model_has_ended(api: str) -> None:
     run("hello again", follow, rest=False)
 
 
-@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
-@pytest.mark.parametrize("answer", [*ANSWERS, "hm\nso\n</think>\n\nyes, " + call("add", a=1), "cut off in a thou"])
+@pytest.mark.parametrize(
+    ("api", "answer"),
+    grid(
+        ["chat", "responses", "messages"],
+        [*ANSWERS, "hm\nso\n</think>\n\nyes, " + call("add", a=1), "cut off in a thou"],
+    ),
+)
 def test_a_stream_ends_as_the_same_reply_and_the_same_record(api: str, answer: str) -> None:
     async def record(kind: type[Scripted]) -> tuple[Any, Any, Any]:
         thinking = "on" if "</think>" in answer or "thou" in answer else None

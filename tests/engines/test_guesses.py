@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from transformers import PreTrainedModel
 from tests.contracts.engine_contract import OTHER, PROMPT, LikeliestContract, PausableContract
 from tests.engines.holding import held
 from tests.engines.test_torch_generator import DTYPES, MODELS, STATES
-from tests.grids import grid
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
 from whet.base.errors import ConfigError
 from whet.core.types import Distribution
@@ -72,7 +72,13 @@ def sampled(generator: TorchGenerator, requests: list[tuple[list[int], SamplingP
     return finish(generator, begin(generator, requests))
 
 
-@pytest.mark.parametrize(("model", "dtype"), grid(MODELS, ["float32", "bfloat16", "float64"]))
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] * (pair != (tiny_qwen3, "bfloat16")))
+        for pair in product(MODELS, ["float32", "bfloat16", "float64"])
+    ],
+)
 def test_tokens_and_log_probs_equal_those_without_guesses_to_the_bit(
     model: Callable[..., PreTrainedModel], dtype: str
 ) -> None:
@@ -165,7 +171,13 @@ class Prophet(Guesser):
         return guesses
 
 
-@pytest.mark.parametrize(("model", "dtype"), grid(MODELS, ["float32", "bfloat16"]))
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] * (pair != (tiny_gemma, "float32")))
+        for pair in product(MODELS, ["float32", "bfloat16"])
+    ],
+)
 def test_any_number_of_right_and_wrong_guesses_in_any_rows_changes_nothing(
     model: Callable[..., PreTrainedModel], dtype: str
 ) -> None:
@@ -180,7 +192,7 @@ def test_any_number_of_right_and_wrong_guesses_in_any_rows_changes_nothing(
     assert counters.decode_steps < 0.7 * plain.counters.decode_steps
 
 
-@pytest.mark.parametrize("on_refit", ["recompute", "keep"])
+@pytest.mark.parametrize("on_refit", ["recompute", pytest.param("keep", marks=pytest.mark.slow)])
 def test_new_weights_in_the_middle_of_an_answer_give_what_they_give_without_guesses(on_refit: str) -> None:
     new = tiny_qwen3(seed=1, initializer_range=0.3).state_dict()
 

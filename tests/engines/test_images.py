@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.grids import taking_turns
 from tests.tiny_vision import FAMILIES, asked, picture, save_tiny_vision
 from whet.base.errors import DataError, WhetError
 from whet.chat.renderer import Renderer
@@ -24,6 +25,7 @@ from whet.models.loading import load_images, load_model_config, load_tokenizer
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording, Session
 
+DIFFERENT = ("qwen2_5_vl", "qwen3_5", "gemma3", "gemma4")
 RED, BLUE = picture("red"), picture("blue", 20, 40)
 QUESTIONS: list[list[Message]] = [
     [asked(RED)],
@@ -34,7 +36,7 @@ QUESTIONS: list[list[Message]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=[family for family in FAMILIES if family != "idefics3"])
+@pytest.fixture(scope="module", params=taking_turns([family for family in FAMILIES if family != "idefics3"], DIFFERENT))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     path = tmp_path_factory.mktemp("vision")
     save_tiny_vision(path, request.param)

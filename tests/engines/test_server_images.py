@@ -75,11 +75,13 @@ class TestQwen(ServerWithImages):
     serve = partial(doubles, "vllm")
 
 
+@pytest.mark.slow
 class TestSmolVlm(ServerWithImages):
     family = "smolvlm"
     serve = partial(doubles, "vllm")
 
 
+@pytest.mark.slow
 class TestSglang(ServerWithImages):
     family = "qwen3_vl"
     serve = partial(doubles, "sglang")
@@ -96,7 +98,7 @@ def learned(model: Path, server: Any, folder: Path, protocol: str = "vllm") -> l
     return [line for line in losses(run.start(recipe, folder / "run")) if "gradient_norm" in line]
 
 
-@pytest.mark.parametrize("protocol", ["vllm", "sglang"])
+@pytest.mark.parametrize("protocol", [pytest.param("vllm", marks=pytest.mark.slow), "sglang"])
 def test_a_run_learns_on_images_that_a_server_sampled_from(tmp_path: Path, protocol: str) -> None:
     save_tiny_vision(tmp_path / "model", "qwen3_vl")
     with doubles(protocol, tmp_path / "model") as (server,):

@@ -13,6 +13,7 @@ from tests.contracts.engine_contract import PROMPT
 from tests.endpoint.agents import RENDERER
 from tests.engines.server_double import KINDS, doubles
 from tests.engines.test_server_faults import served, vllm_like
+from tests.grids import taking_turns
 from tests.tiny import tiny_llama, tiny_tokenizer
 from whet.base.errors import GeneratorError
 from whet.endpoint.conversations import Conversations
@@ -34,7 +35,7 @@ class Server:
     holds: Path
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=taking_turns(KINDS, ["vllm", "sglang"]))
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder: Path = tmp_path_factory.mktemp("model")
     tiny_llama(initializer_range=0.3).save_pretrained(folder)

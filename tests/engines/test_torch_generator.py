@@ -12,6 +12,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from tests.contracts.engine_contract import OTHER, PROMPT, LikeliestContract, PausableContract, run, sample_all
 from tests.engines.holding import held
+from tests.grids import grid, taking_turns
 from tests.processes.elsewhere import operations_elsewhere
 from tests.tiny import VOCAB, tiny_gemma, tiny_granite, tiny_llama, tiny_qwen3, tiny_qwen3_5, tiny_tokenizer
 from tests.weights.collected import load_into
@@ -44,7 +45,7 @@ class TestContract(PausableContract, LikeliestContract):
         return make(max_batch=12)
 
 
-@pytest.mark.parametrize("generator", STATES, indirect=True)
+@pytest.mark.parametrize("generator", taking_turns(STATES, [tiny_qwen3_5]), indirect=True)
 class TestContractWithStates(PausableContract, LikeliestContract):
     held = staticmethod(held)
 
@@ -59,9 +60,13 @@ PROMPTS = [PROMPT, OTHER, [7], list(range(70)), list(range(100, 240))]
 @pytest.mark.parametrize(
     ("model", "dtype"),
     [
-        *product(MODELS, ("float32", "float64")),
-        *product(STATES, ("float64",)),
-        *(pytest.param(model, "float32", marks=pytest.mark.slow) for model in STATES),
+        *grid(MODELS, ("float32", "float64")),
+        (tiny_qwen3_5, "float64"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in product(STATES, ("float32", "float64"))
+            if pair != (tiny_qwen3_5, "float64")
+        ),
     ],
 )
 def test_greedy_equals_transformers_token_for_token(model: Callable[..., PreTrainedModel], dtype: str) -> None:
@@ -86,7 +91,7 @@ def test_greedy_equals_transformers_token_for_token(model: Callable[..., PreTrai
     run(generator, body)
 
 
-@pytest.mark.parametrize("model", EVERY)
+@pytest.mark.parametrize("model", taking_turns(EVERY, [*MODELS, tiny_qwen3_5]))
 def test_sampled_logprobs_equal_those_of_one_plain_forward(model: Callable[..., PreTrainedModel]) -> None:
     reference = model(initializer_range=0.3)
     generator = make(model)
@@ -175,7 +180,7 @@ def test_a_full_context_ends_the_completion() -> None:
     run(generator, body)
 
 
-@pytest.mark.parametrize("model", EVERY)
+@pytest.mark.parametrize("model", taking_turns(EVERY, [*MODELS, tiny_qwen3_5]))
 def test_new_weights_give_what_a_fresh_engine_gives_and_keep_requests_under_way(
     model: Callable[..., PreTrainedModel],
 ) -> None:
@@ -327,8 +332,7 @@ def bytes_of(generator: TorchGenerator) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None and not tensor.is_mkldnn)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model", EVERY)
+@pytest.mark.parametrize(("model", "dtype"), grid(EVERY, ["float32", "bfloat16"]))
 def test_asleep_before_new_weights_it_holds_none(model: Callable[..., PreTrainedModel], dtype: str) -> None:
     generator = make(model, dtype)
     weights = [(name, tensor.clone()) for name, tensor in generator.named_weights()]
@@ -416,7 +420,9 @@ def test_that_a_model_is_sampled_slower_is_said_once(caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(
     ("on_refit", "model"),
     [
-        *(("recompute", model) for model in (tiny_llama, *STATES)),
+        ("recompute", tiny_llama),
+        ("recompute", tiny_qwen3_5),
+        pytest.param("recompute", tiny_granite, marks=pytest.mark.slow),
         ("keep", tiny_llama),
         *(pytest.param("keep", model, marks=pytest.mark.slow) for model in STATES),
     ],

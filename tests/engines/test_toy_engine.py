@@ -31,7 +31,7 @@ class TestContract(EngineContract):
         return engine
 
 
-@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("max_staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_recipe_trains_with_it_and_every_refit_is_proven(
     tiny_model: Path, tmp_path: Path, max_staleness: int
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.grids import grid, taking_turns
 from tests.launch.conftest import Schedulers, whet
 from whet.launch.job import Record, launches
 from whet.launch.submit import states
@@ -26,8 +27,7 @@ def phase(run: str = "runs/a b") -> str:
     return states([each])[each].phase
 
 
-@pytest.mark.parametrize("profile", KINDS)
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(("profile", "code"), grid([*KINDS], [0, 3]))
 def test_an_attached_job_prints_its_output_and_passes_its_exit_code_on(
     schedulers: Schedulers, profile: str, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +107,7 @@ def test_a_dry_run_prints_what_would_be_sent_and_sends_nothing(
     assert kept.read_text() == dry
 
 
-@pytest.mark.parametrize("profile", KINDS)
+@pytest.mark.parametrize("profile", taking_turns(KINDS, ["here", "cluster"]))
 def test_an_interrupt_without_a_terminal_cancels_the_job(schedulers: Schedulers, profile: str) -> None:
     process = attached(profile)
     assert process.stderr is not None

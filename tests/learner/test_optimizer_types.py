@@ -103,7 +103,9 @@ def optimizer(**settings: Any) -> OptimizerConfig:
 
 
 @every_type
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["all", "lora"])
+@pytest.mark.parametrize(
+    "lora", [None, pytest.param(LoraSettings(rank=2), marks=pytest.mark.slow)], ids=["all", "lora"]
+)
 def test_a_resumed_learner_continues_bit_for_bit(
     qwen: Any, tmp_path: Any, settings: dict[str, Any], lora: LoraSettings | None
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.grids import grid
 from tests.learner.parts import (
     PolicyGradient,
     assert_close,
@@ -95,9 +96,9 @@ def test_weights_are_rounded_to_the_nearest_level_of_their_block(model: Path) ->
         assert layer.packed.nbytes + layer.scales.nbytes == weight.numel() // 2 + weight.numel() // BLOCK * 4
 
 
-@pytest.mark.parametrize("lora", [NF4, DORA], ids=["lora", "dora"])
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("precision", "checkpointing", "lora"), grid(["float32", "float64", "bfloat16"], [False, True], [NF4, DORA])
+)
 def test_logprobs_and_gradients_are_those_of_ordinary_weights_with_the_same_values(
     model: Path, tmp_path: Path, precision: str, checkpointing: bool, lora: LoraSettings
 ) -> None:

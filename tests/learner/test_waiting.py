@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.grids import taking_turns
 from tests.learner.parts import SMALL, VOCABULARY, save_model
 from tests.losses.cases import CASES, Case
 from tests.tiny import tiny_qwen3
@@ -28,9 +29,11 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("one"), tiny_qwen3(VOCABULARY, num_hidden_layers=1, **SMALL))
 
 
-@pytest.mark.parametrize(
-    "case", [one for one in CASES if not isinstance(one.loss, CHECKED)], ids=lambda case: case.name
-)
+UNCHECKED = [one for one in CASES if not isinstance(one.loss, CHECKED)]
+FIRST = {type(one.loss): one for one in reversed(UNCHECKED)}.values()
+
+
+@pytest.mark.parametrize("case", taking_turns(UNCHECKED, FIRST), ids=lambda case: case.name)
 def test_a_micro_batch_asks_its_device_for_no_value(
     case: Case, one_layer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

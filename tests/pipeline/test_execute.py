@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.grids import taking_turns
 from tests.pipeline.stand_in import PIPELINE, StandIn, jobs, play, write
 from whet.base.errors import ConfigError, WhetError
 from whet.config import RecipeError
@@ -101,7 +102,7 @@ def test_other_settings_replace_an_unfinished_run(tmp_path: Path) -> None:
     assert (tmp_path / "out/older/sft-1").is_dir()
 
 
-@pytest.mark.parametrize("moment", range(19))
+@pytest.mark.parametrize("moment", taking_turns(range(19), range(0, 19, 3)))
 def test_a_kill_at_any_write_loses_nothing(moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole writes happen or don't, because they are atomic."""
     file, write_state, count = write(tmp_path), State.write, iter(range(100))

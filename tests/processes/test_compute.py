@@ -85,7 +85,13 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=name, marks=[pytest.mark.slow] * (name != "one step off, replicas"))
+        for name, changes in RUNS.items()
+    ],
+)
 def test_a_run_computes_on_the_compute_thread_only(
     changes: dict[str, Any], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -240,6 +240,7 @@ print(len(handled) > 0)
 """
 
 
+@pytest.mark.slow
 def test_a_storm_of_signals_crashes_nothing(tmp_path: Path) -> None:
     """To write down the lines of running threads in a signal handler crashed the process within some hundred."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

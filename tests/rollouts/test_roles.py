@@ -407,6 +407,7 @@ def test_self_play_learns_a_small_game_perfectly() -> None:
     assert accuracy() == 1.0
 
 
+@pytest.mark.slow
 def test_two_policies_learn_a_small_game_perfectly() -> None:
     """A table for each seat. Each learns from its own moves alone, and wins every test game of its seat; the other
     seat's heaps that it never saw keep their even chances."""

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.grids import grid
 from tests.rollouts.simulator import Simulation, World
 from whet.base.errors import GeneratorError, WhetError
 from whet.rollouts.config import RolloutConfig
@@ -98,7 +99,7 @@ class AnyInterleaving(RuleBasedStateMachine):
 
 
 TestAnyInterleaving = AnyInterleaving.TestCase
-TestAnyInterleaving.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)
+TestAnyInterleaving.settings = settings(max_examples=30, stateful_step_count=12, deadline=None)
 
 
 @pytest.mark.slow
@@ -106,8 +107,7 @@ class TestManyInterleavings(AnyInterleaving.TestCase):  # type: ignore[name-defi
     settings = settings(max_examples=600, stateful_step_count=25, deadline=None)
 
 
-@pytest.mark.parametrize("order", ["oldest", "ready"])
-@pytest.mark.parametrize("learning", [0.3, 2.0])
+@pytest.mark.parametrize(("order", "learning"), grid(["oldest", "ready"], [0.3, 2.0]))
 def test_ahead_of_step_the_slower_of_learner_and_generator_sets_the_pace(order: str, learning: float) -> None:
     config = RolloutConfig.model_validate({"prompts_per_step": 8, "max_staleness": 4, "order": order})
     world = World(learning=learning, tokens=32, slots=8, tasks=1000)

@@ -94,6 +94,7 @@ def steps(folder: Path) -> int:
     return max(line["step"] for line in metrics(folder))
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_at_the_same_step(ended: Path, tiny_model: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, **SECTIONS))
     killed = whet("train", str(recipe), "--folder", str(tmp_path / "run"), WHET_CRASH_AT="step.logged:3")

@@ -25,7 +25,7 @@ def trained(folder: Path) -> list[dict[str, Any]]:
     return [line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "train" and line["step"]]
 
 
-@pytest.mark.parametrize("protocol", ["vllm", "sglang"])
+@pytest.mark.parametrize("protocol", ["vllm", pytest.param("sglang", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("max_staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_recipe_trains_on_two_servers_and_every_refit_is_proven(
     tiny_model: Path, tmp_path: Path, protocol: str, max_staleness: int

@@ -71,6 +71,7 @@ def test_a_program_finds_itself_in_memory_and_nothing_of_earlier_programs(sandbo
     assert ended["out"].split() == [str(OWN)]
 
 
+@pytest.mark.slow
 def test_a_program_finds_no_expected_value_during_its_tests(sandbox: Sandbox) -> None:
     tests = Checks(f"numbers = f(3)\nassert numbers == [{OWN}], numbers\nkept = '{ZEBRA}'", {"f": "f"})
     for _ in range(2):

@@ -137,12 +137,9 @@ class InContainer:
         return Container(image="programs", command=str(stub), limits=LIMITS)
 
 
-class TestContainer(InContainer, SameAsOnTheMachine): ...
-
-
 @pytest.mark.slow
-class TestContainerOfFailures(InContainer, EndsAsOnTheMachine):
-    """Slow, because tests/shells/test_container.py has the failures and deadlines of single commands."""
+class TestContainer(InContainer, SameAsOnTheMachine, EndsAsOnTheMachine):
+    """Slow, because tests/shells/test_container.py has single commands, their failures and their deadlines."""
 
 
 class TestRemote(SameAsOnTheMachine, EndsAsOnTheMachine):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.grids import taking_turns
 from tests.limits import run_limited
 from tests.tiny import tiny_llama
 from tests.toy import save_tiny_model, toy_recipe
@@ -92,7 +93,7 @@ def test_right_answers_earn_1_and_the_cheats_of_the_cases_0(kind: str) -> None:
     assert names & {"the mayor of the first document", "the mayor of the last document"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", taking_turns(KINDS, ["chain"]))
 def test_answers_that_need_no_more_than_one_document_earn_little(kind: str) -> None:
     taskset = posed(kind, train_size=400, documents=20)
     tasks, earned = taskset.tasks("train"), Counter[str]()

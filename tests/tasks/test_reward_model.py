@@ -350,6 +350,7 @@ def test_a_closed_task_set_can_be_used_again(model: Path) -> None:
     assert first[0].reward == again[0].reward
 
 
+@pytest.mark.slow
 def test_a_reward_model_in_a_worker_gives_the_scores_that_it_gives_in_the_run(model: Path) -> None:
     taskset = tasks(model, "Five")
 

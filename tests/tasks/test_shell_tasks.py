@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.grids import taking_turns
 from whet.base.errors import ConfigError
 from whet.core.types import Message, Task
 from whet.shells.local import Local, _problem
@@ -37,12 +38,10 @@ def last_result(step: Step) -> str:
     return results(step)[-1]
 
 
-QUICK = ("count", "move", "replace", "join")  # a number, a file elsewhere, another content, one of two
+QUICK = ("count", "replace")  # a number, another content
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in get_args(Kind)]
-)
+@pytest.mark.parametrize("kind", taking_turns(get_args(Kind), QUICK))
 def test_gold_commands_earn_1_and_answers_to_other_tasks_or_silence_earn_0(kind: Kind) -> None:
     assert wrong(asyncio.run(validate(ShellTasks(**SMALL, kinds=(kind,)), 3))) == []
 
@@ -69,7 +68,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("what", taking_turns(HOSTILE, [*HOSTILE][2:]))
 def test_a_hostile_command_is_named_to_the_policy_and_the_task_can_still_be_done(
     counting: ShellTasks, what: str
 ) -> None:
@@ -114,7 +113,7 @@ SHORTCUTS: dict[Kind, list[str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SHORTCUTS)
+@pytest.mark.parametrize("kind", taking_turns(SHORTCUTS, QUICK))
 def test_commands_that_ignore_a_part_of_the_task_earn_nothing(kind: Kind) -> None:
     tasks = ShellTasks(train_size=30, test_size=2, kinds=(kind,))
     for task in tasks.tasks("train")[:3]:

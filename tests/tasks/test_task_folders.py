@@ -236,6 +236,7 @@ def test_a_task_is_played_and_graded_in_the_image_of_its_dockerfile(tmp_path: Pa
     assert len(set(built.read_text().split())) == 2, "other files are another image"
 
 
+@pytest.mark.slow
 def test_an_image_that_is_there_is_used_by_its_name(tmp_path: Path, built: Path) -> None:
     named = "[environment]\ndocker_image = 'programs'\nworkdir = '/opt'\n"
     files = {name: text for name, text in IMAGE.items() if not name.startswith("environment/")} | {"task.toml": named}

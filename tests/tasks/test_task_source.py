@@ -48,6 +48,7 @@ def test_generated_tasks_depend_on_the_seed_alone_and_no_test_task_is_trained_on
     assert len({task.uid for task in [*train, *test]}) == 50
 
 
+@pytest.mark.slow
 def test_generated_tasks_are_the_same_in_every_process():
     """A set of texts is in another order in each process, unless PYTHONHASHSEED is set."""
     code = (

@@ -68,7 +68,11 @@ def test_the_package_lists_and_grades_and_torch_is_not_imported(wheels: dict[flo
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"requirements": ["--no-index", "toytool==3.0"]}, r"toytool==3\.0 can't be installed: .*toytool==3\.0"),
+        pytest.param(
+            {"requirements": ["--no-index", "toytool==3.0"]},
+            r"toytool==3\.0 can't be installed: .*toytool==3\.0",
+            marks=pytest.mark.slow,
+        ),
         ({"requirements": "nowhere.txt"}, r"requirements: the file nowhere\.txt can't be read"),
         ({"requirements": ["-r other.txt"]}, r"'-r other\.txt' refers to another file"),
         ({"python": "nosuchpython"}, r"python: the interpreter nosuchpython was not found"),

@@ -186,7 +186,11 @@ def several_refits(worker: LearnerWorker, rank: int, engines: Engines | None) ->
     return {"connected": connected, "held": held, "after": mapped()}
 
 
-@pytest.mark.parametrize("layout", [{}, {"fsdp": 2}, {"pipeline": 2}], ids=["one rank", "fsdp", "pipeline"])
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"fsdp": 2}, pytest.param({"pipeline": 2}, marks=pytest.mark.slow)],
+    ids=["one rank", "fsdp", "pipeline"],
+)
 def test_each_refit_arrives_on_every_device_through_two_buffers_there(
     model: Path, tmp_path: Path, layout: dict[str, int]
 ) -> None:

@@ -173,6 +173,7 @@ def test_the_search_is_guided_by_the_reward() -> None:
     assert finding.mean > 0.5
 
 
+@pytest.mark.slow
 def test_a_policy_learns_to_cheat_from_the_rewards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing_found(_: object) -> None:
         return None

@@ -365,6 +365,7 @@ class Grades(BaseHTTPRequestHandler):
         """Nothing is printed."""
 
 
+@pytest.mark.slow
 def test_a_judge_is_asked_by_a_worker_as_by_the_run() -> None:
     async def use(environments: IsolatedEnvironments) -> list[Any]:
         return [await play(environments.make(task), "an answer") for task in taskset.tasks("train")[:2]]
