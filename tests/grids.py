@@ -22,5 +22,5 @@ def grid(*axes: Sequence[Any]) -> list[Any]:
 
 
 def taking_turns(values: Iterable[Any], fast: Container[Any]) -> list[Any]:
-    """Return the values, for ``parametrize``; those that are not in ``fast`` are marked as slow."""
+    """Return the values, for ``parametrize``; values that are not in ``fast`` are marked as slow."""
     return [pytest.param(value, marks=() if value in fast else pytest.mark.slow) for value in values]

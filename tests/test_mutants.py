@@ -1,4 +1,5 @@
-"""The tests of losses and advantages notice when these are broken: a mutant an hour, all of a file in the slow tests."""
+"""The tests of losses and advantages notice when these are broken: a mutant an hour, and all of a file in the slow
+tests."""
 
 import os
 import subprocess
