@@ -144,8 +144,8 @@ def _pieces(batch: Batch, chosen: Iterable[int], room: int, max_tokens: int, who
 
 
 def _spread(pieces: list[_Piece], count: int, max_tokens: int, length: Sequence[int]) -> list[list[int]] | None:
-    """Put pieces, the longest first, each into the emptiest bin; segments that pieces of a bin share are there once.
-    Return None if a bin overflows."""
+    """Put pieces, the longest first, each into the emptiest bin, which holds a shared segment once. Return None if a
+    bin overflows."""
     bins = [_Piece() for _ in range(count)]
     loads = [(0, index) for index in range(count)]  # a heap
     for piece in pieces:

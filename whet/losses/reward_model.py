@@ -64,7 +64,8 @@ class ScoreRegression(WeightedLoss):
 def sequence_scores(output: ModelOutput, batch: Batch) -> Tensor:
     """Return the value at each sequence's last trained token, 0 for a sequence without trained tokens. [S]"""
     values = output.column("values")
-    trained = batch.trained_tokens
-    last = trained.new_full((batch.sequences,), -1).scatter_reduce(0, batch.sequence[trained], trained, "amax")
+    index = torch.arange(len(batch), device=values.device)
+    last = torch.full((batch.sequences,), -1, device=values.device)
+    last = last.scatter_reduce(0, batch.sequence.clamp(min=0), index.where(batch.trained, -1), "amax")
     # Index -1 selects the appended 0.
     return torch.cat([values, values.new_zeros(1)])[last]
