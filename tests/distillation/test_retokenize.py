@@ -154,10 +154,10 @@ def test_a_conversation_is_retold_in_the_teachers_own_form(closed: bool, first: 
 def test_a_conversation_without_worked_examples_is_retold() -> None:
     renderer = Renderer(tokenizer("bytes"))
     messages: list[Message] = [{"role": "user", "content": "write words"}]
-    spans = [Span(renderer.render_prompt(messages), False), Span(encode("bytes", "words"), True)]
-    trajectory = Trajectory(spans, messages=[*messages, {"role": "assistant", "content": "words"}])
+    spans = [Span(renderer.render_prompt(messages), False), Span(encode("bytes", "words , é"), True)]
+    trajectory = Trajectory(spans, messages=[*messages, {"role": "assistant", "content": "words , é"}])
     made = retokenize(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "g")
-    assert decode("bpe")(made.trajectory.tokens) == "[INST] write words [/INST]words"
+    assert decode("bpe")(made.trajectory.tokens) == "[INST] write words [/INST]words , é"
 
 
 def test_an_end_token_that_was_chosen_later_ends_a_reply() -> None:

@@ -59,10 +59,11 @@ class TurnAdvantage(Advantage):
         at_G = torch.cat([place_N[starts_N], batch.group[silent_S] * turns + 1])  # index of the reply's group and turn
         zeros = to_go_N.new_zeros(len(batch.group_uids) * turns)
         count = zeros.index_add(0, at_G, torch.ones_like(first_G))
-        mean = zeros.index_add(0, at_G, first_G) / count.clamp(min=1)
+        mean = zeros.index_add(0, at_G, first_G) / count
         high = zeros.scatter_reduce(0, at_G, first_G, "amax", include_self=False)
         low = zeros.scatter_reduce(0, at_G, first_G, "amin", include_self=False)
         squares = zeros.index_add(0, at_G, (first_G - mean[at_G]).square())
-        spread = (squares / (count - int(self.std == "sample")).clamp(min=1)).sqrt()
-        centred_N = ((to_go_N - mean[place_N]) * batch.trained).masked_fill((high == low)[place_N], 0.0)
+        spread = (squares / (count - int(self.std == "sample"))).sqrt()
+        # Where all are equal, and at untrained tokens, whose turn 0 has no reply, the advantage is exactly 0.
+        centred_N = (to_go_N - mean[place_N]).masked_fill((high == low)[place_N], 0.0)
         return Credit(divided(centred_N, spread[place_N] + self.eps) if self.divide_by_std else centred_N)
