@@ -14,10 +14,10 @@ from tests.reference.plain import plain, plain_output
 from whet.base.errors import DataError
 from whet.config import SettingsError
 from whet.core.batch import Batch, ModelOutput
-from whet.core.types import Group, Span, Task
+from whet.core.types import Episode, Group, Span, Status, Task
 from whet.losses.dpo_forms import IPO, Hinge, Robust, Sigmoid
 from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, Pairs, SimPOLoss
-from whet.losses.reward_model import BradleyTerry, ScoreRegression
+from whet.losses.reward_model import BradleyTerry, ScoreRegression, sequence_scores
 from whet.losses.value import ValueLoss, explained_variance
 
 PAIR_LOSSES = [
@@ -367,6 +367,16 @@ def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
     assert KTOLoss(beta=0.01, desirable_weight=0.0, undesirable_weight=0.0).desirable_weight == 0.0
     assert BradleyTerry(centre_coefficient=0.0).centre_coefficient == 0.0
     assert ValueLoss(clip=0.5).clip == 0.5
+
+
+def test_the_score_of_an_episode_that_was_cut_before_its_first_reply_is_zero() -> None:
+    groups = pair_groups(0)
+    groups[0].episodes[1] = Episode([], status=Status.TRUNCATED)
+    batch = Batch.from_groups(groups)
+    output = ModelOutput(torch.zeros(len(batch)), values=torch.arange(1.0, len(batch) + 1))
+    silent = batch.trained_per_sequence == 0
+    assert silent.any()
+    assert torch.equal(sequence_scores(output, batch) == 0, silent)
 
 
 def test_an_answer_of_several_branches_is_refused_by_name() -> None:
