@@ -51,6 +51,7 @@ def whet(*words: str) -> None:
 
 def test_it_is_resumed(earlier: Path) -> None:
     whet("resume", str(earlier), "steps=3")
+    assert "recipe.yaml lacks profile, which take their defaults" in (earlier / "log.txt").read_text()
     steps = [line["step"] for line in read_metrics(earlier / "metrics.jsonl") if line["kind"] == "train"]
     assert steps[-3:] == [1, 2, 3]
     assert json.loads((earlier / "lineage.json").read_text())["sessions"]

@@ -22,6 +22,7 @@ from whet.checkpoint.policy import FURTHER
 from whet.checkpoint.store import CheckpointStore
 from whet.cluster.lease import Devices, TenantGroup
 from whet.config import dump_yaml, load
+from whet.config.yaml_text import parse_mapping
 from whet.lineage.reading import record_run
 from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
@@ -60,11 +61,21 @@ def resume(
 ) -> Path:
     """Resume from the newest intact checkpoint or, with a warning, from the beginning if there is none yet."""
     folder = folder.absolute()
-    recipe = load(Recipe, folder / "recipe.yaml", list(overrides)).value
-    return _train(recipe, folder, resuming=True, asked=stop, on_step=on_step)
+    path = folder / "recipe.yaml"
+    recipe = load(Recipe, path, list(overrides)).value
+    written = parse_mapping(path.read_text("utf-8"), str(path))
+    lacking = [name for name in recipe.model_dump() if name not in written]  # a run writes all of them
+    return _train(recipe, folder, resuming=True, asked=stop, on_step=on_step, lacking=lacking)
 
 
-def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | None, on_step: OnStep | None) -> Path:
+def _train(
+    recipe: Recipe,
+    folder: Path,
+    resuming: bool,
+    asked: StopRequest | None,
+    on_step: OnStep | None,
+    lacking: Sequence[str] = (),
+) -> Path:
     from whet.run.train import train
 
     async def go() -> None:
@@ -96,6 +107,13 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
         log.info("%s into %s: %s, %s", "resuming" if resuming else "training", folder, recipe.duration, versions())
         if recipe.policies:
             log.info(in_words(recipe))
+        if lacking:
+            log.warning(
+                "%s lacks %s, which take their defaults: it was cut or edited, or an earlier version of whet wrote it; "
+                "if that is wrong, interrupt, and put the file back",
+                folder / "recipe.yaml",
+                ", ".join(lacking),
+            )
         for warning in recipe.warnings():
             log.warning(warning)
         run_computing(go(), after=f"Resume with: whet resume {shlex.quote(str(folder))}")
