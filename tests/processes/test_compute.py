@@ -1,6 +1,7 @@
 """All torch operations run on one thread of a process, and callers wait at most until their deadline."""
 
 import asyncio
+import inspect
 import threading
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,20 @@ def test_a_timeout_of_the_work_itself_is_not_taken_for_the_deadline() -> None:
 
 def test_what_is_already_on_the_compute_thread_computes_at_once() -> None:
     assert compute_now(lambda: compute_now(threading.current_thread)).name == "whet-compute"
+
+
+def test_a_coroutine_that_could_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    async def work() -> None:
+        raise AssertionError("never begun")
+
+    monkeypatch.setattr("whet.processes.compute.computing", fail)
+    main = work()
+    with pytest.raises(FileNotFoundError):
+        run_computing(main)
+    assert inspect.getcoroutinestate(main) == inspect.CORO_CLOSED
 
 
 def test_the_loops_own_thread_makes_no_team_while_a_run_computes() -> None:

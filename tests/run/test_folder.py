@@ -1,5 +1,6 @@
 """A run whose checkpoints are gone is not begun again in its folder, which would drop its metrics."""
 
+import fcntl
 import logging
 import shutil
 from contextlib import nullcontext
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from whet.base.errors import ConfigError, WhetError
+from whet.checkpoint.lock import run_lock
 from whet.run.folder import Place, check_resumable
 from whet.run.log import logging_to
 
@@ -96,3 +98,16 @@ def test_a_folder_that_was_emptied_during_the_run_is_no_longer_its_place(tmp_pat
     (tmp_path / "recipe.yaml").unlink()
     with pytest.raises(WhetError, match="moved, removed or replaced during the run"):
         place.check()
+
+
+def test_a_run_ends_if_its_lock_was_removed_and_another_process_took_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("steps: 1\n")
+    with run_lock(tmp_path):
+        place = Place(tmp_path)
+        (tmp_path / ".lock").unlink()
+        place.check()
+        with (tmp_path / ".lock").open("w") as other:
+            place.check()
+            fcntl.flock(other, fcntl.LOCK_EX)
+            with pytest.raises(WhetError, match="lock was removed during the run, and another process uses"):
+                place.check()

@@ -14,7 +14,7 @@ at most until its deadline. A job that hangs is abandoned when its owner is clos
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar, TypeVarTuple
 
@@ -61,7 +61,8 @@ def run_computing(main: Coroutine[object, object, T], after: str = "", *, prepar
 
     Raises ``WhetError`` if user code tries to end the process. ``after`` is the advice that is printed if the process
     ends nevertheless."""
-    with interruptible() as interrupts, computing() if prepared else nullcontext(), watched(after):
+    # What fails before the coroutine begins is not followed by a warning that it was never awaited.
+    with closing(main), interruptible() as interrupts, computing() if prepared else nullcontext(), watched(after):
         try:
             with endings_are_errors():
                 return asyncio.run(interrupts.watch(main))

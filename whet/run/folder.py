@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.files import check_unicode, check_writable
+from whet.checkpoint.lock import FILE as LOCK
+from whet.checkpoint.lock import is_locked
 from whet.config.issues import RecipeError
 from whet.config.yaml_text import parse_mapping
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEFT_BY_A_FAILED_START = {
-    "recipe.yaml", "machine.json", "lineage.json", "log.txt", "error.log", ".lock", "rows.jsonl", "test.jsonl", "launch"
+    "recipe.yaml", "machine.json", "lineage.json", "log.txt", "error.log", LOCK, "rows.jsonl", "test.jsonl", "launch"
 }  # fmt: skip
 
 
@@ -119,14 +121,20 @@ class Place:
     """A run's folder as it was when the run began."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._identity = folder, _identity(folder)
+        self.folder, self._identity, self._lock = folder, _identity(folder), _identity(folder / LOCK)
 
     def check(self) -> None:
-        """Raise ``WhetError`` if the folder was moved, removed or replaced since, or emptied but for new files."""
+        """Raise ``WhetError`` if the folder was moved, removed or replaced since, or emptied but for new files, or if
+        its lock was removed and another process uses it."""
         if _identity(self.folder) != self._identity or not (self.folder / "recipe.yaml").is_file():
             raise WhetError(
                 f"the run folder {self.folder} was moved, removed or replaced during the run, so nothing more is "
                 "written there. Resume it at its new place: whet resume FOLDER"
+            )
+        if _identity(self.folder / LOCK) != self._lock and is_locked(self.folder):
+            raise WhetError(
+                f"{self.folder / LOCK} was removed during the run, and another process uses the run folder now, so "
+                "this one ends"
             )
 
 
