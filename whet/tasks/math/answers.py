@@ -199,12 +199,12 @@ def _both_signs(text: str) -> str:
 
 
 def _names_coordinates(given: str, parts: Sequence[str], gold: str) -> bool:
-    """Return whether the parts, such as ``x = 5`` and ``y = 3``, name the numbers of the point that the gold answer is,
-    in their order."""
+    """Return whether the parts, such as ``x = 5`` and ``y = 3``, name the numbers of the point that the gold answer
+    is."""
     match = _TUPLE.fullmatch(gold)
     if not match or match[1] + match[3] != "()" or not whole(gold) or _OR.search(given):
         return False
-    names, values = zip(*map(labelled, parts), strict=True)
+    names, values = zip(*sorted(map(labelled, parts), key=lambda part: part[0] or ""), strict=True)
     if None in names or "".join(names) not in _COORDINATES:
         return False
     gold_numbers, numbers = [read_number(part) for part in split(match[2], _LIST)], [read_number(v) for v in values]
