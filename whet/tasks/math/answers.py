@@ -38,7 +38,9 @@ _MARK = re.compile(  # negations, arrows, and what strikes out or annotates: the
     r"\\(?:ne|not|notin|to|(?:long)?(?:right|left)arrow|implies|iff|mapsto|[bx]?cancel|sout|h?phantom|stackrel"
     r"|(?:over|under)(?:set|brace)|substack|footnote)(?![A-Za-z])|[→⇒]|\b(?:not|isn't|minus|negative)\b"
 )
-_CHOICE = re.compile(r"\\(?:text|mathbf|boldsymbol|bm)\{ *\(([A-J])\) *\}(.+)")  # the letter of a choice, and its value
+_CHOICE = re.compile(  # the letter of a choice, and its value
+    r"(?:\\(?:text|mathbf|boldsymbol|bm)\{ *\(([A-J])\) *\}|\(([A-J])\) )(.+)"
+)
 _OR = re.compile(r"\bor\b|\\(?:lor|vee)(?![A-Za-z])|;")
 _COORDINATES = ("xy", "xyz", "ab", "abc")
 _MOST_PARTS = 40  # longest list that is compared
@@ -65,10 +67,10 @@ def same(given: str, gold: str, formula: Formula) -> bool:
     if same_text(given, gold):
         return True
     if (choice := _CHOICE.fullmatch(given)) and not _CHOICE.match(gold):
-        value = choice[2].strip()
-        if _CHOICE.match(value):
+        letter, value = choice[1] or choice[2], choice[3].strip()
+        if _CHOICE.match(value) or len(words(value) or "") == 1:  # another letter
             return False
-        return same(value, gold, formula) or (words(gold) == choice[1].lower() and read_number(value) is not None)
+        return same(value, gold, formula) or (words(gold) == letter.lower() and read_number(value) is not None)
     if set(_MARK.findall(given.casefold())) - set(_MARK.findall(gold.casefold())):
         return False
     if re.search(r"\\[pm]{2}(?![A-Za-z])", given + gold):
