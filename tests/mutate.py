@@ -91,6 +91,10 @@ EQUIVALENT: dict[str, str] = {
     "whet/losses/distillation.py: 0.0 -> 1.0  in  return (p.exp() * torch.where(p > -math.inf, p - q, 0.0)).sum(1)": (
         "any finite number does: it is multiplied by the probability 0"
     ),
+    "whet/losses/reward_model.py: 1 -> 2  in  "
+    "last = last.scatter_reduce(0, batch.sequence.clamp(min=0), index.where(batch.trained, -1), 'amax')": (
+        "the maximum with -1, which was there before"
+    ),
     "whet/losses/reward_model.py: 1 -> 2  in  return torch.cat([values, values.new_zeros(1)])[last]": (
         "the last of two zeros is as good as the only one"
     ),
@@ -101,10 +105,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "whet/algorithms/turns.py: batch.predictor.clamp(min=0) -> batch.predictor  in  "
     "starts_N = batch.trained & ~batch.trained[batch.predictor.clamp(min=0)]": "a first token is never trained",
-    "whet/losses/reward_model.py: 1 -> 2  in  "
-    "last = last.scatter_reduce(0, batch.sequence.clamp(min=0), index.where(batch.trained, -1), 'amax')": (
-        "the maximum with -1, which was there before"
-    ),
     "whet/algorithms/turns.py: torch.zeros_like -> torch.ones_like  in  "
     "ended_S = starts_TS[step - 1] if step else torch.zeros_like(running_S)": "it is multiplied by 0",
     "whet/algorithms/turns.py: batch.sequence.clamp(min=0) -> batch.sequence  in  "
@@ -112,7 +112,7 @@ EQUIVALENT: dict[str, str] = {
         "shared tokens are not trained"
     ),
     "whet/algorithms/turns.py: 1 -> 2  in  turns = max([1, *turn_N.tolist()]) + 1": "further turns have no reply",
-    "whet/algorithms/turns.py: 1 -> 2  in  turns = max([1, *turn_N.tolist()]) + 1  #2": ("further turns have no reply"),
+    "whet/algorithms/turns.py: 1 -> 2  in  turns = max([1, *turn_N.tolist()]) + 1  #2": "further turns have no reply",
     "whet/distillation/retokenize.py: False -> True  in  return lambda tokens: tokenizer.decode(list(tokens), "
     "skip_special_tokens=False, clean_up_tokenization_spaces=False)  #2": (
         "transformers ignores it for BPE, which the tokenizers of the tests are"

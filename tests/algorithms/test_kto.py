@@ -16,7 +16,7 @@ from tests.tiny import tiny_llama
 from whet.algorithms.preference import DPO, KTO, OnlineDPO, mismatched
 from whet.base.seeds import derive_seed
 from whet.core.batch import Batch
-from whet.core.content import shown
+from whet.core.content import only_images
 from whet.core.images import placeholders
 from whet.core.types import Group, Span
 from whet.losses.preference import KTOLoss
@@ -103,7 +103,7 @@ def test_what_stands_between_the_trained_parts_of_a_reply_comes_along_untrained(
 def test_the_images_of_the_prompts_come_along() -> None:
     url = "data:image/png;base64,AA=="
     groups = [group("a", placeholders(url, 2), [[3, 4]], [1.0]), group("b", [5, 6], [[7]], [0.0])]
-    groups[0].trajectories[0].messages = shown([url])
+    groups[0].trajectories[0].messages = only_images([url])
     assert mismatched(Batch.from_groups(groups)).images == Batch.from_groups(groups).images == (url,)
 
 

@@ -16,7 +16,7 @@ from whet.algorithms.base import POLICY, Algorithm, OnlineAlgorithm, Role
 from whet.algorithms.registry import AnyFilter, AnyLoss
 from whet.base.seeds import derive_seed
 from whet.core.batch import Batch
-from whet.core.content import shown
+from whet.core.content import only_images
 from whet.core.types import Episode, Group, Span, Task, Trajectory, Weighting
 from whet.data.base import Data
 from whet.data.rows import LabelledRows, PreferenceRows, ScoredRows
@@ -155,7 +155,7 @@ def mismatched(batch: Batch) -> Batch:
             halves.append((name, sequence, tokens[:start], reply))
     halves.sort(key=lambda half: half[:2])
     room = max((len(prompt) + len(reply) for _, _, prompt, reply in halves), default=0)
-    images = shown(batch.images)
+    images = only_images(batch.images)
     groups = []
     for index, (_, _, prompt, _) in enumerate(halves if len(halves) > 1 else []):
         reply = halves[(index + 1) % len(halves)][3][: room - len(prompt)]

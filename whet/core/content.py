@@ -54,8 +54,8 @@ def image_urls(messages: Iterable["Message"]) -> list[str]:
     return [part["url"] for part in parts if part["type"] == "image"]
 
 
-def shown(urls: Iterable[str]) -> list["Message"]:
-    """Return a conversation that consists of images only."""
+def only_images(urls: Iterable[str]) -> list["Message"]:
+    """Return the message of a user that consists of images."""
     return [{"role": "user", "content": [{"type": "image", "url": url} for url in urls]}]
 
 

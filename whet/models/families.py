@@ -8,7 +8,7 @@ from torch import Tensor
 
 from whet.base.errors import WhetError
 from whet.core.batch import Batch
-from whet.core.content import shown
+from whet.core.content import only_images
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.models.attention.forest import decoder_of, forest_hidden, supports_forest, use_forest_attention
 from whet.models.attention.states import supports_prefix_fork
@@ -55,7 +55,7 @@ def _difference(model: "PreTrainedModel", forest: bool, shares: bool, images: Im
     prompt, *replies = ([token % vocabulary for token in row] for row in ([3, 4, 5, 6, 7], [9, 8], [13, 12, 11, 10]))
     messages: list[Message] = []
     if images is not None:
-        messages = shown([PICTURE])
+        messages = only_images([PICTURE])
         prompt = [*prompt[:2], *images.tokens(PICTURE), *prompt[2:]]
     answers = [Trajectory([Span(prompt, False), Span(reply, True)], messages) for reply in replies]
     batch = Batch.from_groups(

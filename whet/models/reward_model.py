@@ -17,7 +17,7 @@ from whet.chat.control_tokens import ControlTokens
 from whet.chat.renderer import with_images
 from whet.chat.turns import render_contents
 from whet.core.batch import Batch
-from whet.core.content import image_urls, shown, text_of
+from whet.core.content import image_urls, only_images, text_of
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.models.attention.forest import forest_hidden, supports_forest, use_forest_attention
 from whet.models.classifier import load_classifier
@@ -147,7 +147,7 @@ class RewardModel:
         self.forest = supports_forest(self.model.config)
         if self.forest:
             use_forest_attention(self.model)
-        scores = self._read([[_Row(row, shown([PICTURE]))] for row in rows])
+        scores = self._read([[_Row(row, only_images([PICTURE]))] for row in rows])
         tolerance = 1e-3 if self.model.dtype == torch.float32 else 0.05
         for score, theirs in zip(scores, expected, strict=True):
             if not abs(score - theirs) <= tolerance * (1 + abs(theirs)):
