@@ -180,7 +180,7 @@ def test_wandb_works_offline_without_login_and_keeps_its_run_when_resumed(tmp_pa
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     folder = tmp_path / "run"
     for steps, resume_step in (([1, 2], None), ([2, 3], 1)):
-        run(WandbSink(), folder, steps, resume_step)
+        run(WandbSink(deadline=300), folder, steps, resume_step)
         (folder / "lineage.json").write_text("{}")
     state = json.loads((folder / "trackers" / "wandb.json").read_text())
     assert state["sent"] == 3
