@@ -3,16 +3,17 @@ shortened ones in ``templates/``."""
 
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-import trl
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from tests.other_tokenizers import bpe_tokenizer
 from whet.chat.renderer import Renderer
 
-_PUBLISHED, _SHORTENED = Path(trl.__file__).parent / "chat_templates", Path(__file__).parent / "templates"
+PUBLISHED = Path(str(distribution("trl").locate_file("trl/chat_templates")))  # an import would take long
+_SHORTENED = Path(__file__).parent / "templates"
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _LLAMA3 = tuple(
@@ -59,7 +60,7 @@ class Family:
         tokenizer.add_special_tokens({"additional_special_tokens": list(self.special)})
         tokenizer.bos_token, tokenizer.eos_token = self.special[0], self.eos
         tokenizer.add_tokens([AddedToken(token, normalized=False) for token in self.added])
-        folder = _PUBLISHED if (_PUBLISHED / f"{self.template}.jinja").exists() else _SHORTENED
+        folder = PUBLISHED if (PUBLISHED / f"{self.template}.jinja").exists() else _SHORTENED
         tokenizer.chat_template = (folder / f"{self.template}.jinja").read_text(encoding="utf-8")
         return tokenizer
 

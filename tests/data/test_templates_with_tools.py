@@ -3,12 +3,11 @@ appending keeps what was there, a reply that is written is read as it was, and n
 
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trl
 
+from tests.chat.families import PUBLISHED
 from tests.data.chat_templates import FAMILIES
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 from whet.base.errors import ConfigError
@@ -117,7 +116,6 @@ def test_a_template_that_leaves_out_the_tools_is_refused_with_a_way_out() -> Non
         Renderer(tiny_tokenizer("{{ tools }}" + unread)).check_tools()
 
 
-FOLDER = Path(trl.__file__).parent / "chat_templates"
 READ = {
     "qwen2_5": "json", "qwen3": "json", "qwen3_instruct_2507": "json", "qwen3_vl": "json", "llama3_1": "json",
     "llama3_2": "json", "glm4moe": "keys", "nemotron_3_nano": "tags", "nemotron_3_super": "tags",
@@ -127,7 +125,7 @@ READ = {
 
 @pytest.mark.parametrize("name", READ)
 def test_calls_of_published_templates_are_read_back_with_their_types(name: str) -> None:
-    renderer = Renderer(tiny_tokenizer(), (FOLDER / f"{name}.jinja").read_text())
+    renderer = Renderer(tiny_tokenizer(), (PUBLISHED / f"{name}.jinja").read_text())
     renderer.check_tools()
     assert isinstance(renderer.replies, ReplyFormat)
     assert renderer.replies.calls is not None
@@ -147,7 +145,7 @@ def test_calls_of_published_templates_are_read_back_with_their_types(name: str) 
 @pytest.mark.parametrize("name", ["gemma3", "lfm2", "deepseekv3", "cohere"])
 def test_published_templates_whose_calls_are_not_read_back_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="set tools_as_text: true"):
-        Renderer(tiny_tokenizer(), (FOLDER / f"{name}.jinja").read_text()).check_tools()
+        Renderer(tiny_tokenizer(), (PUBLISHED / f"{name}.jinja").read_text()).check_tools()
 
 
 def test_tools_calls_and_results_as_text() -> None:
