@@ -33,7 +33,8 @@ _JOINED = re.compile(r"\b(?:and|or)\b")
 _MOST_WORDS = 8  # in a gold answer made of words
 _LESS = re.compile(r"\\(?:le|ge)(?![A-Za-z])|[<>]")
 _STRUCTURE = re.compile(r"\\(?:pi|infty|frac|cdot|times|div|sqrt|text\{[^{}]*\})(?![A-Za-z])")
-_MULTIPLE = re.compile(r"[+-]?\s*[0-9.]*\s*(?:[a-zA-Z]|\\[a-zA-Z]+)\s*(?:\^.*)?")  # "2x" is 16: not x
+_LETTER_RUN = re.compile(r"\\?[A-Za-z]+")
+_UNKNOWN = re.compile(r"[A-Za-z]|\\(?:alpha|beta|gamma|theta|phi|lambda|omega)")
 _MARK = re.compile(  # negations, arrows, and what strikes out or annotates: the answer states more than its value
     r"\\(?:ne|not|notin|to|(?:long)?(?:right|left)arrow|implies|iff|mapsto|[bx]?cancel|sout|h?phantom|stackrel"
     r"|(?:over|under)(?:set|brace)|substack|footnote)(?![A-Za-z])|[→⇒]|\b(?:not|isn't|minus|negative)\b"
@@ -80,6 +81,8 @@ def same(given: str, gold: str, formula: Formula) -> bool:
     parts, gold_parts = _listed(given), _listed(gold)
     if len(gold_parts) == 1 and all(map(_is_range, parts)) and not _BOTH.search(given):  # "x < 1 or x > 2"
         gold_parts = [part.strip() for part in split(gold, _UNION)]
+    elif len(parts) == 1 and all(map(_is_range, gold_parts)) and not _BOTH.search(gold):
+        parts = [part.strip() for part in split(given, _UNION)]
     if len(gold_parts) > 1 or len(parts) > 1:
         if _names_coordinates(given, parts, gold):
             return True
@@ -102,7 +105,7 @@ def _same_part(given: str, gold: str, formula: Formula) -> bool:
     (name, value), (gold_name, gold_value) = labelled(given), labelled(gold)
     if name and gold_name and name != gold_name:
         return False
-    equation = len(split(gold, _EQUALS)) > 1
+    equation = len(split(gold, _EQUALS)) > 1 and not (gold_name and read_number(gold_value))  # "x = 5" is a number
     if equation and (gold_name is None or (name is None and "=" in given)):
         whole_equation = "=" not in given or len(split(given, _EQUALS)) > 1  # not "2(y = 3)"
         return whole_equation and not _ABOUT.search(given) and formula(given, gold, "finished")
@@ -143,11 +146,16 @@ def _chain(given: str, gold: str, formula: Formula) -> bool | None:
 
 
 def _agrees(side: str, last: str, formula: Formula) -> bool:
-    """Return whether a side of an equation equals the last side. A side with variables is not compared."""
-    if re.search(r"[A-Za-z]", _STRUCTURE.sub("", side)):
-        return not _MULTIPLE.fullmatch(side)
+    """Return whether a side of an equation equals the last side. A side with variables is not compared, but it may not
+    be a term of one unknown: "2x = 16" and "x - 1 = 5" leave x to compute."""
+    if names := set(_LETTER_RUN.findall(_STRUCTURE.sub("", side))):
+        name = names.pop()
+        indexed = "_" in side or f"{name}(" in side  # terms of a sequence, values of a function
+        return bool(names or indexed or not _UNKNOWN.fullmatch(name) or _NAME.fullmatch(side))
     before, after = read_number(side), read_number(last)
-    return equal(before, after) if before and after else formula(side, last, "value")
+    if not before or not after:
+        return formula(side, last, "value")
+    return equal(before, after) or (before.form == "fraction" and before.value == after.value)  # 10/2 = 5
 
 
 def _rounding(about: list[str], gold: str, formula: Formula) -> bool:

@@ -138,7 +138,12 @@ def _open_operations(expression: object) -> set[str]:
             kinds.add("like terms")
         elif isinstance(node, sympy.Mul):
             powers = [part.as_base_exp() for part in node.args]
-            if _repeats(base for base, power in powers if power.is_Rational and (base.is_Symbol or power != 1)):
+            open_powers = (  # not the denominator of a root: "\\sqrt{3}/3"
+                base
+                for base, power in powers
+                if power.is_Rational and (base.is_Symbol or not (power == 1 or (base.is_Rational and power == -1)))
+            )
+            if _repeats(open_powers):
                 kinds.add("powers")
             numbers = [part for part in node.args if part.is_Rational and part != -1 and part != 1]
             under = [part for part in node.args if part.is_Pow and part.args[0].is_Rational and part.args[1] == -1]

@@ -19,6 +19,7 @@ _WRAPPED = re.compile(r"(?:\\(?:mathbf|boldsymbol|mathit|bm))?\s*\{")  # a whole
 _OPEN_END = re.compile(r"(?:\\|(?:\.{3}|\\l?dots|…)\W*)$")  # an escaped character, or an unfinished list
 _PLAIN = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _FRACTION, _RAISED = re.compile("[¼-¾⅐-⅞]"), re.compile("[²³¹⁰⁴-⁹⁺⁻ⁿ]+")  # of one character each
+_FULL_WIDTH = re.compile("[\uff01-\uff5e]")
 _MONTH = "(?:Jan|Febr)uary|March|April|May|June|July|August|(?:Septem|Octo|Novem|Decem)ber"
 _REWRITES = [
     (re.compile(pattern), by)
@@ -43,14 +44,20 @@ _REWRITES = [
         (r"\\(?:mathbf|boldsymbol|mathit|bm|textbf)\s*\{([A-Za-z]|[^{}A-Za-z]*)\}", r"\1"),
         (r"\\leq?(?![A-Za-z])|≤", r"\\le "),
         (r"\\geq?(?![A-Za-z])|≥", r"\\ge "),
+        (r"\\[lr]vert(?![A-Za-z])", "|"),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
+        (r"^(?:\\text\{\s*)?(?i:the )?(?i:set of )?(?i:all real numbers)\s*\}?\.?$", r"(-\\infty ,\\infty )"),
+        (r"\\mathbb\s*(?:\{R\}|R)(?=\W*$)|ℝ(?=\W*$)", r"(-\\infty ,\\infty )"),
         (r"\\varnothing(?![A-Za-z])|∅|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\neq(?![A-Za-z])|≠", r"\\ne "),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\%|\\text\{\s*(?:\\?%|per ?cent)\s*\}|\bper ?cent\b", "%"),
+        (r"(\\text\{[^{}]*[A-Za-z])\^\{(-?[1-3])\}", r"\1^\2"),  # a unit: m/s^{2}
         (r"\{\s*([,:])\s*\}", r"\1"),
         (r"(?<!\\)\\[,;: ]|\\(?:quad|qquad|thinspace)(?![A-Za-z])|~|\s", " "),
-        (r"[\u2212\u2013]", "-"),
+        (r"[\u2010-\u2013\u2212\ufe63]", "-"),
         (r"×", r"\\times "),
         (r"·|⋅", r"\\cdot "),
         (r"π", r"\\pi "),
@@ -139,7 +146,9 @@ def tidy(text: str) -> str:
 
 
 def _in_ascii(text: str) -> str:
-    """Return the text with fractions and exponents that are single characters in LaTeX: 2½, x²."""
+    """Return the text with fractions and exponents that are single characters (2½, x²) in LaTeX, and the full-width
+    characters of Chinese and Japanese texts in ASCII."""
+    text = _FULL_WIDTH.sub(lambda mark: chr(ord(mark[0]) - 0xFEE0), text).replace("\u3001", ",").replace("\u3002", ".")
     text = _FRACTION.sub(lambda mark: "\\frac{{{}}}{{{}}}".format(*_plain(mark[0]).split("⁄")), text)
     return _RAISED.sub(lambda mark: f"^{{{_plain(mark[0])}}}", text).replace("⁄", "/")
 

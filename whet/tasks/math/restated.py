@@ -2,6 +2,7 @@
 another form of it was asked for ("Factor x^2 - 1", "How many minutes are 2 hours?")."""
 
 import re
+from math import gcd
 from typing import Any
 
 from whet.tasks.math.answers import How, labelled, same
@@ -17,6 +18,7 @@ _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _SOLVE = re.compile(r"\b(?:solve for|slope-intercept|in the form|in terms of)\b", re.IGNORECASE)
 _EQUATION = re.compile(r"\$([^$=]+=[^$=]+)\$")
 _NUMBER = re.compile(r"[0-9]+(?:[.,][0-9]+)*(?:/[0-9]+)?")
+_RATIO = re.compile("[0-9]+(?::[0-9]+)+")
 _MOST_FORMULAS = 8  # of a question, compared with the answer
 
 
@@ -32,7 +34,7 @@ def restates(given: str, gold: str, question: str) -> bool:
     given, gold = tidy(given), tidy(gold)
     if not question or same_text(given, gold):
         return False
-    if _converted(given, gold, question) or _solved(given, gold, question) is False:
+    if _converted(given, gold, question) or _solved(given, gold, question) is False or _unsolved(given, gold, question):
         return True
     formulas = _formulas(question)
     if _stated(given, formulas, squeezed(tidy(question))):
@@ -71,6 +73,13 @@ def _solved(given: str, gold: str, question: str) -> bool | None:
     return None
 
 
+def _unsolved(given: str, gold: str, question: str) -> bool:
+    """Return whether the answer is an equation of the question whose solution is the gold answer, a number."""
+    if "=" not in given or labelled(given)[0] or not read_number(labelled(gold)[1]):
+        return False
+    return squeezed(given) in [squeezed(tidy(match)) for match in _EQUATION.findall(question)]
+
+
 def _equal_equations(part: str, gold: str) -> bool:
     try:
         return formula(tidy(part), gold, "finished")
@@ -105,6 +114,9 @@ def _same_form(given: str, gold: str, stated: bool = True) -> bool:
             return number.reduced or not gold_number.reduced
         form = (number.form, number.reduced, number.percent)
         return form == (gold_number.form, gold_number.reduced, gold_number.percent)
+    ratio, gold_ratio = squeezed(given), squeezed(gold)
+    if _RATIO.fullmatch(ratio) and _RATIO.fullmatch(gold_ratio):
+        return ratio == gold_ratio or (not stated and gcd(*map(int, ratio.split(":"))) == 1)
     import sympy
 
     term, gold_term = (parsed(labelled(text)[1].rpartition("=")[2]) for text in (given, gold))

@@ -36,7 +36,13 @@ _NOT_UNITS = frozenset(  # words that change the meaning of the number before th
     "thousands mille permille score gross lakh crore squares cubes factorial double doubled twice thrice triple "
     "tripled below above under negative fewer wrong false".split()
 )
-_UNIT = re.compile(r"[A-Za-z][A-Za-z .,'/\-]*(?:\^\s*\{?[23]\}?)?")
+_UNIT = re.compile(r"[A-Za-z](?:[A-Za-z .,'/\-]|\^[23])*")
+_UNIT_PART = r"\\text\{[^{}]*\}\s*(?:\^\s*(?:\{\s*-?[1-3]\s*\}|[1-3])\s*)?"
+_UNIT_PRODUCT = rf"{_UNIT_PART}(?:(?:\\cdot|/)?\s*{_UNIT_PART})*"
+_UNITS_BEHIND = re.compile(
+    rf"(.*?[0-9}})%a-z.])\s*(?:\\frac\{{\s*({_UNIT_PRODUCT})\}}\{{\s*({_UNIT_PRODUCT})\}}|({_UNIT_PRODUCT}))"
+)
+_INVERSE = re.compile(r"(?:^| )([A-Za-z]+)\^-([12])(?![0-9])")
 _SCALED = re.compile(rf"({_DECIMAL})\s*(\\text\{{)?\s*({'|'.join(_SCALES)})\b(.*)")
 _CURRENCIES = {
     currency: name
@@ -188,12 +194,12 @@ def split_unit(text: str) -> tuple[str, str]:
         return text[: -len("^\\circ")].rstrip(), "degree"
     if match := re.fullmatch(r"(.*[^\s])\s*\^\\circ\s*(?:\\text\{\s*)?([CF])\s*\}?", text):
         return match[1], match[2]
-    if match := re.fullmatch(r"(.*?[0-9})%a-z.])\s*(\\text\{([^{}]*)\}\s*(?:\^\s*\{?\s*([23])\s*\}?)?)", text):
-        unit = match[3].strip() + (f"^{match[4]}" if match[4] else "")
+    if match := _UNITS_BEHIND.fullmatch(text):
+        unit = f"{_unit(match[2])}/{_unit(match[3])}" if match[2] else _unit(match[4])
     elif (match := re.fullmatch(r"(.*?[0-9}%]) ([A-Za-z][A-Za-z .\-/]*(?:\^\s*\{?[23]\}?)?)", text)) or (
         match := re.fullmatch(r"(.*?[0-9])(cm|mm|km|kg|mph|ft)(?:\^\s*\{?[23]\}?)?", text)
     ):
-        unit = match[2].strip()
+        unit = re.sub(r"[\s{}]*(\^)[\s{}]*|[{}]", r"\1", match[2]).strip()
         if len(unit.split("^")[0]) < 3 and unit.split("^")[0].casefold() not in _UNITS:
             return text, ""
     else:
@@ -202,6 +208,17 @@ def split_unit(text: str) -> tuple[str, str]:
     if not _UNIT.fullmatch(unit) or len(named) > 5 or set(named) & (_NOT_UNITS | _SCALES.keys()):
         return text, ""
     return match[1].rstrip(), unit
+
+
+def _unit(latex: str) -> str:
+    r"""Return a unit of LaTeX in plain characters.
+
+    >>> _unit(r"\text{kg} \cdot \text{m}/\text{s}^{2}"), _unit(r"\text{m s}^{-1}")
+    ('kg m/s^2', 'm/s')
+    """
+    plain = re.sub(r"\\text\{|\\cdot(?![A-Za-z])|\}", " ", re.sub(r"\^\s*\{\s*(-?[1-3])\s*\}", r"^\1", latex))
+    plain = re.sub(r"\s*([/^])\s*", r"\1", " ".join(plain.split()))
+    return _INVERSE.sub(lambda match: f"/{match[1]}" + "^2" * (match[2] == "2"), plain)
 
 
 def unit_ratio(given: str, gold: str) -> Fraction | None:
