@@ -65,6 +65,9 @@ def grade(taskset, task, answer):
         ("\\boxed{E. coli}", None),
         ("\\boxed{B} no \\boxed{I don't know}", None),
         ("\\boxed{B\x00}", "B"),
+        ("\\boxed{B \\quad \\text{blue}}", "B"),
+        ("\\boxed{B red}", None),
+        ("\\boxed{\\(B\\)}", "B"),
         ("\\boxed{В}", None),
         ("\\boxed{" * 50_000 + "B", None),
         ("\\boxed{" + "\\text{" * 3000 + "B" + "}" * 3001, None),
@@ -95,6 +98,7 @@ def test_a_lenient_box_may_hold_the_text_of_one_option(answer, letter):
 def test_a_text_that_two_options_share_names_neither_and_letter_case_decides_where_only_it_differs():
     assert chosen("\\boxed{7}", {"A": "7", "B": "7 "}, "lenient") == "A"
     assert chosen("\\boxed{7.}", {"A": "7", "B": "7 "}, "lenient") is None
+    assert chosen("\\boxed{A red}", {"A": "red", "B": "A red"}, "lenient") == "B"
     alleles = {"A": "BB Bb", "B": "Bb bb"}
     assert chosen("\\boxed{Bb bb}", alleles, "lenient") == "B"
     assert chosen("\\boxed{A: Bb bb}", alleles, "boxed") is None
@@ -112,6 +116,11 @@ def test_a_text_that_two_options_share_names_neither_and_letter_case_decides_whe
         ("Answer:\n\nB", "B"),
         ("Answer: B because the sky is", "B"),
         ("Answer: A or B", None),
+        ("Answer: \\(B\\)", "B"),
+        ("Answer: \\(A\\) or \\(B\\)", None),
+        ("Answer\uff1a B", "B"),
+        ("Answer: B blue", "B"),
+        ("Answer: B light blue", None),
         ("Answer: A because B", "A"),
         ("Answer: A/B/C/D", None),
         ("Answer: because", None),

@@ -23,6 +23,8 @@ _WRAPPER = re.compile(
     re.DOTALL,
 )
 _INNER = re.compile(r"\\(?:text|textbf|textrm|mathrm)\s*\{([^{}]*)\}")
+_IN_MATHS = re.compile(r"\\\(\s*([A-Za-z])\s*\\\)(.*)", re.DOTALL)  # \(B\)
+_SPACED = re.compile(r"\(?([A-Za-z])\)?\s+(.*)", re.DOTALL)  # B blue
 _SWITCH = re.compile(r"\{?\s*\\(?:bf|it|rm|sf|tt|bfseries|itshape)\b\s*(.*?)\}?", re.DOTALL)
 _CALLED = re.compile(
     r"(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)(?:\s+is)?\s*:?\s+(?=\W*[A-Za-z]\b)", re.IGNORECASE
@@ -31,7 +33,7 @@ _LABEL = re.compile(r"[^\w\\]*([A-Za-z])(?:[^\w\\]*|[^\w\\]*?[:).\]\-–—]\s*(
 _MARKS = " \t\"'*_`#>-.:$()[]"  # before the word "answer"
 _LINE = re.compile(
     r"(?:(?:so|thus|therefore|hence)\b,?\s+)?(?:the\s+)?(?:(?:final|correct|right|best)\s+)?"
-    r"answer(?:\s+is)?[ \t*_]{0,8}:(.*)",
+    r"answer(?:\s+is)?[ \t*_]{0,8}[:\uff1a](.*)",
     re.IGNORECASE,
 )
 _ALTERNATIVE = re.compile(
@@ -107,6 +109,9 @@ def _last_match(answer: str, pattern: "regex.Pattern[str]") -> str | None:
 
 def _labelled(text: str, options: Mapping[str, str], any_case: bool) -> str | None:
     """Return the letter of a text such as ``(B)`` or ``B: blue``; None if the rest contradicts it."""
+    if (spaced := _SPACED.fullmatch(text)) and plain(text) not in map(plain, options.values()):
+        same = plain(spaced[2]) == plain(options.get(spaced[1].upper(), ""))
+        text = f"{spaced[1]}: {spaced[2]}" if same else text
     match = _LABEL.fullmatch(text)
     letter = match[1].upper() if match else ""
     if match is None or letter not in options or not (any_case or match[1].isupper()):
@@ -131,6 +136,9 @@ def _unwrapped(text: str) -> str:
     r"""Return the text without LaTeX's font commands, with ``B (blue)`` written as ``B: blue``."""
     while match := _WRAPPER.fullmatch(text.strip()) or _SWITCH.fullmatch(text.strip()):
         text = match[1]
+    if match := _IN_MATHS.fullmatch(text.strip()):
+        text = match[1] + match[2]
+    text = re.sub(r"\\q?quad(?![A-Za-z])", " ", text)
     text = " ".join(_INNER.sub(r"\1", text).split()) if "\\" in text else text.strip()
     if match := re.fullmatch(r"([A-Z]) \((.*)\)", text, re.DOTALL):
         return f"{match[1]}: {match[2]}"
