@@ -100,7 +100,8 @@ def _save_qwen(folder: Path, family: Family) -> None:
         tower |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16}
         text["rope_parameters"] |= {"mrope_interleaved": True}
         if family == "qwen3_vl_moe":
-            text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+            tower["deepstack_visual_indexes"] = [0, 1, 2]
+            text |= {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     else:
         del text["head_dim"]  # the hidden size determines it
         text["rope_parameters"]["mrope_section"] = [2, 1, 1]

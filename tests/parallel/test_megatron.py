@@ -118,13 +118,14 @@ IMAGES_2 = {
     "fsdp, an idle rank": ("qwen3_vl", FSDP, TRAINED | {"max_tokens": ENOUGH, "groups": 1}),
     "expert, in fsdp": ("qwen3_vl_moe", FSDP | EXPERT, TRAINED),
     "replicas": ("qwen2_5_vl", {"replicas": 2}, TRAINED),
+    "pipeline, features for later stages": ("qwen3_vl_moe", PIPELINE, TRAINED),
     "pipeline, frozen": ("qwen2_5_vl", PIPELINE, FROZEN),
     "pipeline, lora": ("qwen2_5_vl", PIPELINE, FROZEN | {"lora": True}),
     "pipeline, value": ("qwen3_vl", PIPELINE, TRAINED | {"loss": "value"}),
     "interleaved": ("idefics3 of 4", PIPELINE | {"stages_per_rank": 2}, TRAINED),
 }
 IMAGES_4 = {
-    "tensor and pipeline": ("qwen3_vl", TENSOR | PIPELINE, TRAINED),
+    "tensor and pipeline": ("qwen3_vl_moe", TENSOR | PIPELINE, TRAINED),
     "tensor and context": ("qwen2_5_vl", TENSOR | CONTEXT, TRAINED),
     "tensor and fsdp": ("qwen3_vl", TENSOR | FSDP, TRAINED),
     "tensor and replicas": ("qwen2_5_vl", TENSOR | {"replicas": 2}, TRAINED),

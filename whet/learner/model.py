@@ -69,13 +69,13 @@ class LearnerModel(nn.Module):
         are not requested are None, or log-probs of 0.
 
         Gradients flow; if no token is trained, zeros flow, so that all ranks of a step take part in the backward pass.
-        With ``stage_input`` one stage of a pipeline is run; unless it is the last one, hidden states [1, n, H] are
-        returned.
+        With ``stage_input`` one stage of a pipeline is run; unless it is the last one, what it passes on is returned,
+        [1 + stage.leaving, n, H].
         """
         with autocast(self.precision, self.device):
             inputs, first = None, stage_input is None or stage_input.stage.first
             if self.images is not None and batch.images:
-                inputs = embedded(self.model, batch, self.images, self.shards.tokens, embeds=first)
+                inputs = embedded(self.model, batch, self.images, self.shards.tokens, stage_input)
             hidden = forest_hidden(
                 self.model,
                 batch,

@@ -17,6 +17,7 @@ from whet.models.attention.layout import Ahead, ahead_in_runs
 from whet.models.device import placed
 from whet.models.image_processor import ImageProcessor, feature_rows, grid_positions
 from whet.models.shards import Tokens
+from whet.models.stages import Stage, StageInput
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,10 +32,10 @@ class Embedded:
     ahead: Ahead | None = None  # later tokens that tokens of images see, on the CPU; None: none
     of_layers: Tensor | None = None  # [n, layers, D], what the layers of some models also embed (Gemma 4)
 
-    def arguments(self, counted: Tensor) -> dict[str, object]:
+    def arguments(self, counted: Tensor, stage: Stage | None = None) -> dict[str, object]:
         """Return the arguments of a decoder of transformers. ``counted``, [1, n]: the tokens' positions if they are
         counted; n - N tokens of padding are at the end. The features for several layers (DeepStack, arXiv 2406.04334)
-        are arguments of decoders that take them."""
+        are arguments of decoders that take them; a decoder of one ``stage`` gets none for later layers."""
         end = (0, counted.shape[1] - self.total)
         arguments: dict[str, Any] = {"position_ids": counted}
         if self.positions is not None:
@@ -47,17 +48,21 @@ class Embedded:
             assert self.of_image is not None
             arguments |= {
                 "visual_pos_masks": F.pad(self.of_image, end)[None],
-                "deepstack_visual_embeds": list(self.deep),
+                "deepstack_visual_embeds": list(self.deep[: None if stage is None else stage.layers.stop]),
             }
         return arguments
 
 
 def embedded(
-    model: nn.Module, batch: Batch, images: ImageProcessor, layout: Tokens | None = None, *, embeds: bool = True
+    model: nn.Module,
+    batch: Batch,
+    images: ImageProcessor,
+    layout: Tokens | None = None,
+    stage_input: StageInput | None = None,
 ) -> Embedded:
     """Return the inputs of the decoder for a batch, padded as its ``layout`` over ranks asks for. A rank computes the
-    images that have places among its own tokens. ``embeds`` is false for a stage of a pipeline that gets hidden states.
-    Raises ``DataError`` for a part of an image."""
+    images that have places among its own tokens; a stage of a pipeline that gets hidden states computes none. Raises
+    ``DataError`` for a part of an image."""
     assert batch.image is not None
     layout = layout or Tokens()
     rows = feature_rows(batch.image, batch.images, images)
@@ -74,8 +79,10 @@ def embedded(
         for padded in (F.pad(batch.tokens.long(), end), F.pad(batch.image, end, value=-1), F.pad(rows, end))
     )
     positions = positions if positions is None else F.pad(positions, end)[:, here]
-    if not embeds:
-        return Embedded(len(here), positions=positions, ahead=ahead)
+    if stage_input is not None and stage_input.hidden is not None:
+        of_image, device = image[layout.between_matrices(len(here))] >= 0, stage_input.hidden.device
+        deep = stage_input.deep(placed(of_image.nonzero().squeeze(1), device))
+        return Embedded(len(here), None, placed(of_image, device), deep, positions, ahead)
     return _embed(model, tokens, image, rows, batch.images, images, positions, ahead, layout)
 
 

@@ -1,12 +1,13 @@
 """A decoder split into pipeline stages by its layers: the first stage embeds tokens and images, the last ends with the
 norm and head.
 
-Hidden states are passed from one stage to the next. A stage is the model's code over some of its layers: placeholders
-without effect replace the other layers, so every parameter keeps its name.
+Hidden states are passed from one stage to the next, followed by the features of images that later layers add to theirs
+(DeepStack, arXiv 2406.04334, of Qwen3-VL). A stage is the model's code over some of its layers: placeholders without
+effect replace the other layers, so every parameter keeps its name.
 """
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -34,6 +35,30 @@ class Stage:
     layers: range
     first: bool  # embeds tokens and images
     last: bool  # ends with the norm and the head
+    deep: int = 0  # the decoder's first layers that add features of images to their results
+
+    @property
+    def entering(self) -> int:
+        """The number of features per token that the stage gets with the hidden states, for its layers and later
+        ones."""
+        return 0 if self.first else max(0, self.deep - self.layers.start)
+
+    @property
+    def leaving(self) -> int:
+        """The number of features per token that the stage passes on with its hidden states."""
+        return max(0, self.deep - self.layers.stop)
+
+    def passed_on(self, hidden: Tensor, of_image: Tensor | None, deep: Sequence[Tensor]) -> Tensor:
+        """Return ``hidden``, [1, n, H], followed by the features for later stages, [1 + leaving, n, H]. ``deep``: the
+        features for each of the first layers, [features, H], of the tokens marked in ``of_image``, [n] bool; nothing if
+        no token is an image's."""
+        if not self.leaving:
+            return hidden
+        if of_image is None or not deep:
+            return torch.cat([hidden, hidden.new_zeros(self.leaving, *hidden.shape[1:])])
+        places, nothing = of_image[None, :, None], torch.zeros_like(hidden)
+        later = [nothing.masked_scatter(places, part.to(hidden.dtype)) for part in deep[self.layers.stop :]]
+        return torch.cat([hidden, *later])
 
 
 @dataclass(slots=True)
@@ -41,7 +66,20 @@ class StageInput:
     """The input of one stage for one micro-batch."""
 
     stage: Stage
-    hidden: Tensor | None = None  # [1, n, H] from the stage before; None at the first one
+    received: Tensor | None = None  # [1 + stage.entering, n, H] from the stage before; None at the first one
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """The hidden states, [1, n, H]."""
+        return None if self.received is None else self.received[:1]
+
+    def deep(self, places: Tensor) -> tuple[Tensor, ...]:
+        """Return the features of images for each of the decoder's first layers, [features, H], at ``places`` of tokens,
+        [features]. For layers of earlier stages they are zeros, since placeholders get them, too."""
+        if self.received is None or not self.stage.entering:
+            return ()
+        features = [row.index_select(0, places) for row in self.received[1:]]
+        return (torch.zeros_like(features[0]),) * (self.stage.deep - len(features)) + tuple(features)
 
 
 class Placeholder(nn.Module):
@@ -73,33 +111,29 @@ def cut_layers(layers: int, stages: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(starts)]
 
 
-def stages_of(decoder: "PreTrainedModel", count: int) -> list[Stage]:
-    """Return ``count`` stages. Raises ``WhetError`` if there are fewer layers."""
+def stages_of(decoder: "PreTrainedModel", count: int, deep: int = 0) -> list[Stage]:
+    """Return ``count`` stages of a decoder whose first ``deep`` layers add features of images. Raises ``WhetError`` if
+    there are fewer layers than stages."""
     layers = len(layers_of(decoder)[1])
     if count > layers:
         raise WhetError(
             f"{type(decoder).__name__} has {layers} layers, too few for {count} stages; lower parallel.pipeline or "
             "parallel.stages_per_rank"
         )
-    return [Stage(i, numbers, i == 0, i == count - 1) for i, numbers in enumerate(cut_layers(layers, count))]
+    return [Stage(i, numbers, i == 0, i == count - 1, deep) for i, numbers in enumerate(cut_layers(layers, count))]
 
 
 def check_stages(model: "PreTrainedModel", count: int, reads_images: bool) -> None:
     """Raise ``WhetError`` if a model can't be split into ``count`` stages: it has too few layers, changes hidden states
-    outside of its layers and its last norm, which would happen once per stage, or its layers pass each other more than
-    hidden states. ``model`` is Hugging Face's; without weights only its config and the names of its parameters are
-    checked."""
+    outside of its layers and its last norm, which would happen once per stage, or its layers share more than hidden
+    states and features of images. ``model`` is Hugging Face's; without weights only its config and the names of its
+    parameters are checked."""
     name, decoder = type(model).__name__, model.get_decoder()
     advice = "so it can't be split into stages; set parallel.pipeline to 1"
     inside = {id(p) for module in (decoder, model.get_output_embeddings()) for p in module.parameters()}
     for more in (parameter for parameter, p in model.named_parameters() if id(p) not in inside and not reads_images):
         raise WhetError(f"{name} has more than a decoder and a head ({more}), {advice}")
-    first, deep = stages_of(decoder, count)[0], _deep_features(model) if reads_images else 0
-    if len(first.layers) < deep:
-        raise WhetError(
-            f"{name} adds features of images to the results of its first {deep} layers, but the first of {count} "
-            f"stages has {len(first.layers)}; lower parallel.pipeline or parallel.stages_per_rank"
-        )
+    stages_of(decoder, count)
     for key, what in _BETWEEN_LAYERS.items():
         if getattr(decoder.config, key, 0):
             raise WhetError(f"{name} has {what}, {advice}")
@@ -117,8 +151,8 @@ def check_stages(model: "PreTrainedModel", count: int, reads_images: bool) -> No
         raise WhetError(f"{name} changes hidden states outside of its layers, {advice}")
 
 
-def _deep_features(model: "PreTrainedModel") -> int:
-    """Return how many layers get features of images in addition to embeddings (DeepStack, of Qwen3-VL)."""
+def deep_features(model: "PreTrainedModel") -> int:
+    """Return how many layers, from the first one, add features of images to their results."""
     return len(getattr(getattr(model.config, "vision_config", None), "deepstack_visual_indexes", None) or ())
 
 

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from whet.base.errors import WhetError
 from whet.models.attention.forest import decoder_of, unwrapped
 from whet.models.shards import Tokens
-from whet.models.stages import Stage, StageInput, stages_of
+from whet.models.stages import Stage, StageInput, deep_features, stages_of
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import local
 
@@ -35,7 +35,7 @@ class Pipeline:
         """``narrow``: hidden states are bfloat16."""
         config = ranks.config
         self.group, self.device, self.tokens = ranks.pipeline, ranks.device, tokens
-        self.stages = stages_of(decoder_of(model), config.stages)
+        self.stages = stages_of(decoder_of(model), config.stages, deep_features(unwrapped(model)))
         self.local_stages = stages_of_rank(self.stages, ranks)
         outer: Any = unwrapped(model)
         head, embeddings = outer.get_output_embeddings().weight, outer.get_input_embeddings().weight
@@ -70,7 +70,7 @@ class Pipeline:
         last stage's losses. ``lengths`` are the micro-batches' numbers of tokens."""
         self.tokens.least = max(lengths)
         size = sum(len(run) for run in self.tokens.runs(self.tokens.padded(max(lengths))))
-        shape = (1, size // self._cut, self._width)
+        shape = (size // self._cut, self._width)
         stages = [self._stage(work, stage, shape, backward) for stage in self.local_stages]
         schedule = self._schedule(stages, len(lengths))
         numbers = torch.arange(len(lengths))
@@ -87,14 +87,17 @@ class Pipeline:
             self.tokens.least = 0
 
     def _stage(self, work: Work, stage: Stage, shape: tuple[int, ...], backward: bool) -> PipelineStage:
-        hidden = torch.empty(shape, dtype=self._dtype, device="meta", requires_grad=backward)
+        received, passed = (
+            torch.empty((1 + features, *shape), dtype=self._dtype, device="meta", requires_grad=backward)
+            for features in (stage.entering, stage.leaving)
+        )
         return PipelineStage(
-            _Work(work, stage, hidden),
+            _Work(work, stage, passed),
             stage.index,
             len(self.stages),
             self.device,
-            input_args=() if stage.first else hidden,
-            output_args=torch.empty((), device="meta") if stage.last else hidden,
+            input_args=() if stage.first else received,
+            output_args=torch.empty((), device="meta") if stage.last else passed,
             group=self.group,
         )
 
@@ -186,16 +189,16 @@ class _Work(nn.Module):
     """A stage as a module, for torch's schedules. It has no parameters: the modules that it runs manage theirs (sharded
     ones are gathered, and their gradients reduced, in each backward pass)."""
 
-    def __init__(self, work: Work, stage: Stage, hidden: Tensor) -> None:
+    def __init__(self, work: Work, stage: Stage, passed: Tensor) -> None:
         super().__init__()
-        self.work, self.stage, self.hidden = work, stage, hidden
+        self.work, self.stage, self.passed = work, stage, passed
 
-    def forward(self, *hidden: Tensor, number: Tensor) -> Tensor:
-        output = self.work(int(number), StageInput(self.stage, *hidden))
-        if not self.stage.last and (output.shape, output.dtype) != (self.hidden.shape, self.hidden.dtype):
+    def forward(self, *received: Tensor, number: Tensor) -> Tensor:
+        output = self.work(int(number), StageInput(self.stage, *received))
+        if not self.stage.last and (output.shape, output.dtype) != (self.passed.shape, self.passed.dtype):
             raise WhetError(
                 f"stage {self.stage.index} returned hidden states of {output.dtype} {list(output.shape)}, but the next "
-                f"stage expects {self.hidden.dtype} {list(self.hidden.shape)}; set parallel.pipeline to 1"
+                f"stage expects {self.passed.dtype} {list(self.passed.shape)}; set parallel.pipeline to 1"
             )
         return output
 

@@ -212,11 +212,11 @@ def forest_hidden(
     """Return the final hidden states of every token of a batch, [N, H], as if each sequence had been run alone.
 
     ``tokens`` is the batch's layout over ranks, all of which get all hidden states. With ``stage_input`` only that
-    stage of a pipeline is run; unless it is the last one, this rank's part of the tokens is returned for the next one,
-    including padding, [1, n, H]. ``attention`` selects the implementation. A model without forest attention runs
-    segments as rows (see ``states``) and can't be distributed; with ``lockstep``, which means that other ranks run the
-    layers at the same time, it runs in one call, without shared segments. Layers get the batch's experts; see
-    ``routing``. ``embedded`` replaces the embeddings of the tokens; see ``whet.models.images``.
+    stage of a pipeline is run; unless it is the last one, what it passes on for this rank's part of the tokens is
+    returned, including padding, [1 + stage.leaving, n, H]. ``attention`` selects the implementation. A model without
+    forest attention runs segments as rows (see ``states``) and can't be distributed; with ``lockstep``, which means
+    that other ranks run the layers at the same time, it runs in one call, without shared segments. Layers get the
+    batch's experts; see ``routing``. ``embedded`` replaces the embeddings of the tokens; see ``whet.models.images``.
     """
     if embedded is None and batch.images:
         raise WhetError("the batch has images, and the model reads none; set model.vision to frozen or trained")
@@ -233,13 +233,14 @@ def forest_hidden(
             "position_ids": placed(F.pad(batch.position, padding)[here][None], device),
         }
         if embedded is not None:
-            inputs |= embedded.arguments(inputs["position_ids"])
+            inputs |= embedded.arguments(inputs["position_ids"], None if stage_input is None else stage_input.stage)
         if batch.experts is not None:
             inputs["whet_experts"] = placed(F.pad(batch.experts, (0, 0, 0, 0, *padding), value=-1)[here], device)
         layout = layout_of(batch, device, tokens, attention, None if embedded is None else embedded.ahead)
         packed: Tensor = decoder(**inputs, use_cache=False, whet_forest=layout).last_hidden_state
         if stage_input is not None and not stage_input.stage.last:
-            return packed
+            of_image, deep = (None, ()) if embedded is None else (embedded.of_image, embedded.deep)
+            return stage_input.stage.passed_on(packed, of_image, deep)
         hidden = tokens.gather(packed[0])
         return hidden[: len(batch)]
     if embedded is not None and (embedded.deep or embedded.ahead is not None or embedded.of_layers is not None):
