@@ -65,5 +65,8 @@ def test_what_trains_or_is_measured_at_every_token_is_computed(more: dict[str, A
 def test_answers_that_are_imitated_are_computed() -> None:
     batch, _ = CASES[0].make(1)
     batch = replace(batch, token_advantages=torch.zeros(len(batch)))
-    zero = PolicyLoss.model_validate({"positive_nll": {"coefficient": 0.1, "threshold": 0.5}}).zero_gradient(batch)
-    assert torch.equal(zero, batch.reward <= 0.5)
+    threshold = float(batch.reward.median())  # a reward at the threshold is not imitated
+    loss = PolicyLoss.model_validate({"positive_nll": {"coefficient": 0.1, "threshold": threshold}})
+    zero = loss.zero_gradient(batch)
+    assert torch.equal(zero, batch.reward <= threshold)
+    assert not zero.all()
