@@ -77,7 +77,8 @@ def _unsolved(given: str, gold: str, question: str) -> bool:
     """Return whether the answer is an equation of the question whose solution is the gold answer, a number."""
     if "=" not in given or labelled(given)[0] or not read_number(labelled(gold)[1]):
         return False
-    return squeezed(given) in [squeezed(tidy(match)) for match in _EQUATION.findall(question)]
+    equation = re.escape(squeezed(given))
+    return re.search(rf"(?<![0-9.+*/^-]){equation}(?![0-9+*/^-]|\.[0-9])", squeezed(tidy(question))) is not None
 
 
 def _equal_equations(part: str, gold: str) -> bool:
