@@ -2,8 +2,8 @@
 
 The schedules come from torch.distributed.pipelining: 1F1B with one stage per rank (arXiv 2006.09503), the interleaved
 schedule with several (arXiv 2104.04473). They need hidden states of one shape, so the micro-batches of a step are
-padded to the longest. Batches are on all ranks; only hidden states and their gradients are sent. Independent of learner
-and loss.
+padded to the longest. Batches are on all ranks; only hidden states, the features of images for later layers, and their
+gradients are sent. Independent of learner and loss.
 """
 
 from collections.abc import Callable, Iterable, Iterator
