@@ -158,11 +158,13 @@ class MegatronParameters(Parameters):
 
     def _of_some_tokens(self, name: str) -> bool:
         """Return whether each tensor-parallel rank has applied a whole parameter to its heads or tokens only."""
+        assert self.ranks is not None
+        if name in self.tower:  # in which names such as "q_layernorm" say nothing
+            return self.ranks.config.sequence_parallel
         if "q_layernorm" in name or "k_layernorm" in name:
             return True
-        assert self.ranks is not None
         among = any(kind in name for kind in ("norm", "router", "lora_", *UNCUT)) and _split_dim(name) is None
-        return self.ranks.config.sequence_parallel and (among or name in self.tower)
+        return self.ranks.config.sequence_parallel and among
 
 
 def stays_whole(name: str) -> bool:
