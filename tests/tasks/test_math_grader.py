@@ -447,6 +447,8 @@ def test_an_answer_counts_for_what_it_states_not_for_what_could_be_computed(grad
         ("Solve for y: $2x+y=3$", "y+2x=3", "y=3-2x", 0),
         ("Write $y-3=2(x-1)$ in slope-intercept form", "y-3=2(x-1)", "y=2x+1", 0),
         ("Write $y-3=2(x-1)$ in slope-intercept form", "2x+1=y", "y=2x+1", 1),
+        ("The line \\(2x+y=3\\) has which equation?", "y+2x=3", "y=3-2x", 0),
+        ("The line \\[2x+y=3\\] has which equation?", "y=-2x+3", "y=3-2x", 1),
         ("What is the line through both points?", "y-2x=1", "y=2x+1", 1),
         ("Give the simplest equation.", "1=x", "x=1", 1),
         ("Solve $x^2 + x = 0$ for $x > -1$.", "x^2+x=0", "0", 0),

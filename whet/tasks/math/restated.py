@@ -16,7 +16,6 @@ _FORM = re.compile(
 _QUOTIENT = re.compile(r"\\frac\{?((?<=\{)[0-9]+|[0-9])\}?\{?((?<=\{)[0-9]+|[0-9])\}?")
 _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _SOLVE = re.compile(r"\b(?:solve for|slope-intercept|in the form|in terms of)\b", re.IGNORECASE)
-_EQUATION = re.compile(r"\$([^$=]+=[^$=]+)\$")
 _NUMBER = re.compile(r"[0-9]+(?:[.,][0-9]+)*(?:/[0-9]+)?")
 _RATIO = re.compile("[0-9]+(?::[0-9]+)+")
 _MOST_FORMULAS = 8  # of a question, compared with the answer
@@ -36,10 +35,10 @@ def restates(given: str, gold: str, question: str) -> bool:
         return False
     if _converted(given, gold, question) or _solved(given, gold, question) is False or _unsolved(given, gold, question):
         return True
-    formulas = _formulas(question)
-    if _stated(given, formulas, squeezed(tidy(question))):
+    sides = _sides(question)
+    if _stated(given, sides, squeezed(tidy(question))):
         return not _same_form(given, gold)
-    if _FORM.search(question) or any(_equals(part, gold) for part in formulas):
+    if _FORM.search(question) or any(_equals(part, gold) for part in sides):
         return not _same_form(given, gold, stated=False)
     return False
 
@@ -66,9 +65,8 @@ def _solved(given: str, gold: str, question: str) -> bool | None:
     states the equation; else None."""
     if "=" not in given or (name := labelled(gold)[0]) is None or read_number(labelled(gold)[1]):
         return None
-    if _SOLVE.search(question) or any(
-        _equal_equations(match, gold) for match in _EQUATION.findall(question)[:_MOST_FORMULAS]
-    ):
+    equations = [formula for formula in _formulas(question) if formula.count("=") == 1][:_MOST_FORMULAS]
+    if _SOLVE.search(question) or any(_equal_equations(equation, gold) for equation in equations):
         return labelled(given)[0] == name
     return None
 
@@ -81,17 +79,20 @@ def _unsolved(given: str, gold: str, question: str) -> bool:
     return re.search(rf"(?<![0-9.+*/^-]){equation}(?![0-9+*/^-]|\.[0-9])", squeezed(tidy(question))) is not None
 
 
-def _equal_equations(part: str, gold: str) -> bool:
+def _equal_equations(equation: str, gold: str) -> bool:
     try:
-        return formula(tidy(part), gold, "finished")
+        return formula(equation, gold, "finished")
     except Unreadable:
         return False
 
 
 def _formulas(question: str) -> list[str]:
+    return [tidy(next(part for part in match.groups() if part)) for match in _FORMULA.finditer(question)]
+
+
+def _sides(question: str) -> list[str]:
     """Return the sides of the formulas of a question, the first ones."""
-    formulas = [tidy(next(part for part in match.groups() if part)) for match in _FORMULA.finditer(question)]
-    parts = [side.strip() for formula in formulas for side in re.split(r"(?<![<>])=", formula)]
+    parts = [side.strip() for formula in _formulas(question) for side in re.split(r"(?<![<>])=", formula)]
     return [part for part in parts if len(part) > 2][:_MOST_FORMULAS]
 
 
