@@ -10,6 +10,7 @@ from whet.base.errors import DataError
 from whet.processes.pool import WorkerLimits
 from whet.tasks.prompts import Example
 from whet.tasks.structured.grader import grade_in_worker
+from whet.tasks.structured.json_schema import open_schema, strict_schema
 from whet.tasks.structured.task_set import StructuredOutput, written
 from whet.tasks.structured.text import parse
 
@@ -132,10 +133,52 @@ def test_values_take_the_types_of_their_schema(form, text, value):
         assert found[name] == part
 
 
+OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+WHOLE = {"$ref": "#/$defs/n"}
+OF_XML = [
+    (OPTIONAL, "<v>5</v>", 5),
+    (OPTIONAL, "<v/>", None),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "<v/>", None),
+    ({"type": ["string", "null"]}, "<v/>", None),
+    ({"oneOf": [{"type": "number"}, {"type": "string"}]}, "<v>2.5</v>", 2.5),
+    ({"oneOf": [{"type": "number"}, {"type": "string"}]}, "<v>two</v>", "two"),
+    ({"enum": [1, 2]}, "<v>2</v>", 2),
+    ({"enum": ["1", "2"]}, "<v>2</v>", "2"),
+    ({"const": True}, "<v>true</v>", True),
+    ({"allOf": [WHOLE]}, "<v>2</v>", 2),
+    ({"anyOf": [{"type": "array", "items": WHOLE}, {"type": "null"}]}, "<v><i>1</i><i>2</i></v>", [1, 2]),
+    ({"type": "array", "items": {"type": "object", "properties": {"n": WHOLE}}}, "<v><n>1</n></v>", [{"n": 1}]),
+    ({"type": "array", "items": {"type": "object", "properties": {"n": WHOLE}}}, "<v><i><n>1</n></i></v>", [{"n": 1}]),
+    ({"type": "object", "additionalProperties": WHOLE}, "<v><a>1</a><b>2</b></v>", {"a": 1, "b": 2}),
+    ({"type": "string"}, "<v><![CDATA[a & b]]></v><!-- said -->", "a & b"),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "value"), OF_XML)
+def test_texts_are_converted_by_every_form_of_a_schema(schema, text, value):
+    root = {"type": "object", "properties": {"v": schema, "w": {"type": "string"}}, "$defs": {"n": {"type": "integer"}}}
+    answer = f"<r>{text}<w>3</w></r>"
+    for whole in (root, {"$ref": "#/$defs/all", "$defs": {"all": root, **root["$defs"]}}):
+        strict, opened = strict_schema(whole), open_schema(whole)
+        assert grade_in_worker(answer, "xml", True, strict, opened, {"v": value, "w": "3"}, "exact")["reward"] == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [("yaml", "at: 2020-01-02T10:00:00Z"), ("toml", "at = 2020-01-02T10:00:00Z"), ("csv", "at\n2020-01-02T10:00:00Z")],
+)
+def test_times_are_the_texts_that_json_has_for_them(form, text):
+    schema = {"type": "object", "properties": {"at": {"type": "string", "format": "date-time"}}}
+    assert parse(text, form, schema) == {"at": "2020-01-02T10:00:00Z"}
+
+
 def test_several_rows_of_csv_are_a_list_and_one_row_is_the_object_that_the_schema_asks_for():
     rows = {"type": "array", "items": FLAT}
     assert parse("name,age\nAda,34\nBen,x\n", "csv", rows) == [{"name": "Ada", "age": 34}, {"name": "Ben", "age": "x"}]
     assert parse("name,age\n", "csv", rows) == []
+    assert parse("name,age\n\nAda,34\n\n", "csv", rows) == [{"name": "Ada", "age": 34}]
+    people = {"type": "object", "properties": {"people": rows}}
+    assert parse("name,age\nAda,34\n", "csv", people) == {"people": [{"name": "Ada", "age": 34}]}
     assert parse("name,age\nAda,34\n", "csv", FLAT) == {"name": "Ada", "age": 34}
     assert isinstance(parse("name,age\nAda,34\nBen,5\n", "csv", FLAT), list)
 

@@ -66,6 +66,11 @@ def fits(value: object, strict: dict[str, object], opened: dict[str, object]) ->
     return all(_library().Draft202012Validator(form).is_valid(value) for form in (strict, opened))
 
 
+def fits_part(value: object, part: object, root: dict[str, object]) -> bool:
+    """Return whether a value fits a part of a schema, whose references are places in the whole schema ``root``."""
+    return bool(_library().Draft202012Validator(root).evolve(schema=part).is_valid(value))
+
+
 def closed(schema: object, here: bool = True, close: bool = True) -> Any:
     """Return the schema with every property required and, if it describes a whole value (``here``), no others allowed.
     ``close`` false: others stay allowed where the schema allows them.

@@ -5,17 +5,20 @@ import io
 import json
 import re
 import tomllib
-from typing import Any, Literal
+from datetime import date, time
+from typing import Literal
 from xml.etree import ElementTree
 
 from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from whet.base.strict_json import STRICT, JsonObject
-from whet.tasks.structured.json_schema import referred
+from whet.tasks.structured.converted import as_schema, resolved
 
 Format = Literal["json", "yaml", "toml", "xml", "csv"]
 
+_DECLARATION = re.compile(r"<!(?!--|\[CDATA\[)")
 _FENCED = re.compile(r"(`{3,}|~{3,})[\w+.-]*[ \t]*\r?\n(.*?)(?:\r?\n)?[ \t]*\1", re.DOTALL)
 
 
@@ -25,11 +28,11 @@ def parse(text: str, form: Format, schema: JsonObject) -> object:
     if form == "json":
         return STRICT.decode(text)
     if form == "xml":
-        return _as_schema(_of_xml(text, schema), schema, schema)
+        return as_schema(_of_xml(text, resolved(schema, schema)), schema, schema)
     if form == "csv":
-        return _as_schema(_of_csv(text, schema), schema, schema)
+        return as_schema(_of_csv(text, resolved(schema, schema)), schema, schema)
     value = tomllib.loads(text) if form == "toml" else _of_yaml(text)
-    return json.loads(json.dumps(value, default=str, allow_nan=False))  # dates become texts
+    return json.loads(json.dumps(value, default=_text_of_date, allow_nan=False))
 
 
 def unfenced(text: str) -> str:
@@ -38,8 +41,23 @@ def unfenced(text: str) -> str:
     return match[2] if match else text
 
 
+class _Constructor(SafeConstructor):
+    """Makes dates and times of YAML the texts that were written, which is what JSON has for them."""
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+
+
+def _text_of_date(value: object) -> str:
+    """Return the text of a date or time of TOML as RFC 3339 writes it."""
+    if not isinstance(value, date | time):
+        raise TypeError(f"{type(value).__name__} is not a value of JSON")
+    return value.isoformat().replace("+00:00", "Z")
+
+
 def _of_yaml(text: str) -> object:
     yaml, depth = YAML(typ="safe", pure=True), 0
+    yaml.Constructor = _Constructor
     for event in yaml.parse(text):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         if isinstance(event, AliasEvent) or depth > 100:
@@ -50,7 +68,7 @@ def _of_yaml(text: str) -> object:
 
 
 def _of_xml(text: str, schema: JsonObject) -> object:
-    if "<!" in text:
+    if _DECLARATION.search(text):
         raise ValueError("XML with declarations is refused, because its entities can expand without bound")
     root = ElementTree.fromstring(text.strip())
     value = _of_element(root)
@@ -68,33 +86,14 @@ def _of_element(element: ElementTree.Element) -> object:
     return {name: value[0] if len(value) == 1 else value for name, value in (parts | more).items()}
 
 
-def _of_csv(text: str, schema: dict[str, object]) -> object:
-    header, *rows = csv.reader(io.StringIO(text.strip()), strict=True)
+def _of_csv(text: str, schema: JsonObject) -> object:
+    header, *rows = filter(None, csv.reader(io.StringIO(text.strip()), strict=True))
     if len(set(header)) != len(header) or any(len(row) != len(header) for row in rows):
         raise ValueError("every row must have a value for each of the header's names")
     objects = [dict(zip(header, row, strict=True)) for row in rows]
-    return objects[0] if schema.get("type") == "object" and len(objects) == 1 else objects
-
-
-def _as_schema(value: object, schema: Any, root: dict[str, object]) -> object:
-    """Return the value with its texts converted to the types of the schema, and single items to lists."""
-    schema = schema if isinstance(schema, dict) else {}
-    if "$ref" in schema:
-        schema = referred(schema["$ref"], root)
-    kinds = schema.get("type", ())
-    kinds = (kinds,) if isinstance(kinds, str) else kinds
-    if "array" in kinds and not isinstance(value, list):
-        if isinstance(value, dict) and len(value) == 1:  # <tags><tag>a</tag><tag>b</tag></tags>
-            value = next(iter(value.values()))
-        value = value if isinstance(value, list) else [value] if value else []
-    if isinstance(value, list):
-        return [_as_schema(item, schema.get("items"), root) for item in value]
-    if isinstance(value, dict):
-        parts = schema.get("properties", {})
-        return {name: _as_schema(item, parts.get(name), root) for name, item in value.items()}
-    if isinstance(value, str) and kinds and "string" not in kinds:
-        try:
-            return STRICT.decode(value.strip().lower() or "null")
-        except ValueError:
-            return value
-    return value
+    if schema.get("type") != "object":
+        return objects
+    properties = schema.get("properties", {})
+    if len(properties) == 1 and set(header) != set(properties):  # {"people": [{"name": ...}]}
+        return dict.fromkeys(properties, objects)
+    return objects[0] if len(objects) == 1 else objects
