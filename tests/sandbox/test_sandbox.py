@@ -68,6 +68,14 @@ LEGITIMATE = {
     "fast bytes": "import sys; r = sys.stdin.buffer.readline; print((r().strip() + r().strip()).decode())",
     "number 0": "print(''.join(open(0).read().split()))",
     "at exit": "import atexit; atexit.register(print, input() + input())",
+    "a buffer": """
+        import atexit, io, sys
+        sys.stdout = io.StringIO()
+        atexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))
+        print(input() + input())
+    """,
+    "a closed stream": "import sys; print(input() + input()); sys.stdout.close()",
+    "the name of its file": "import os; os.path.abspath(__file__); print(input() + input())",
     "a thread": "from threading import Thread; Thread(target=lambda: print(input() + input())).start()",
     "exit 0": "print(input() + input()); exit()",
     "main": "if __name__ == '__main__': print(input() + input())",

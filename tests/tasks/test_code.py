@@ -142,6 +142,7 @@ FENCES = {
     + f"{FAST}\n```",
     "that says how it is shown": f"```python title='add.py'\n{FAST}\n```",
     "with an import from the future": f"```python\nfrom __future__ import annotations\n{FAST}\n```",
+    "with two of them": f"```python\nfrom __future__ import (annotations,\n    division)\n{FAST}\n```",
 }
 
 
@@ -163,6 +164,8 @@ def test_a_long_output_is_compared_and_a_cut_one_is_marked(tmp_path: Path) -> No
     right, flood = "print('x' * int(input()))", "print('x' * 4_000_000)"
     scores = grade(tasks_of(tmp_path, long), fenced(right), fenced(flood))
     assert [(one["reward"], one["cut"]) for one in scores] == [(1.0, 0.0), (0.0, 0.0)]
+    most = fenced("import os\nwhile True: os.write(1, bytes(1 << 20))")
+    assert grade(tasks_of(tmp_path, long), most)[0]["cut"] == 1
     small = Code(path=str(tmp_path / "rows.jsonl"), test_size=0, limits={"workers": 1, "output_kib": 3000})
     assert [(one["reward"], one["cut"]) for one in grade(small, fenced(right), fenced(flood))] == [
         (1.0, 0.0),

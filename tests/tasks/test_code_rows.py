@@ -352,6 +352,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "imports 'numpy'",
     ),
     "a test of nothing": ({"text": "?", "test_list": ["assert 1 == 1"]}, "a test calls no function of the program"),
+    "a test that asserts nothing": ({"text": "?", "test_list": ["assert f(1)", "f(2) == 3"]}, "a test asserts nothing"),
+    "programs without output": (
+        {"question": "?", "input_output": {"inputs": ["1", "2"], "outputs": ["", "\n"]}},
+        "field 'input_output': no test expects any output",
+    ),
+    "calls that return nothing": (
+        {"question": "?", "input_output": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [None, "null"]}},
+        "field 'input_output': every call of 'f' should return null",
+    ),
     "a check of an unknown function": (
         {"problem": "?", "tests": {"functional": "def check(candidate):\n    assert candidate(1)"}},
         "'check' is never called",

@@ -109,8 +109,9 @@ def _as_main(body: Callable[[], object]) -> int:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww"))
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc,assignment]
     sys.argv, status = ["program.py"], 0
-    for part in (body, threading._shutdown, atexit._run_exitfuncs, lambda: sys.stdout.flush()):  # type: ignore[attr-defined]
+    for part in (body, threading._shutdown, atexit._run_exitfuncs, _flush):  # type: ignore[attr-defined]
         try:
             part()
         except SystemExit as end:
@@ -119,6 +120,13 @@ def _as_main(body: Callable[[], object]) -> int:
             status = 1
             traceback.print_exc(limit=-3)
     return status & 0xFF
+
+
+def _flush() -> None:
+    """Write what the program has printed, also where it put another stream in the place of its standard output."""
+    for stream in (sys.stdout, sys.__stdout__):
+        if stream and not getattr(stream, "closed", False):
+            stream.flush()
 
 
 def _clear(folder: str) -> bool:

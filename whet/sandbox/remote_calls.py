@@ -40,6 +40,7 @@ def load_program(file: int, name: str) -> ModuleType:
     source = _read(file).decode("utf-8", "surrogatepass")
     os.close(file)
     module = sys.modules[name] = ModuleType(name)
+    module.__file__ = "program.py"
     exec(compile(source, "program.py", "exec"), module.__dict__)
     return module
 

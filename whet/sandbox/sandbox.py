@@ -67,7 +67,7 @@ class ProgramLimits(Config):
     memory_mib: int = Field(default=512, ge=64)
     """Address space, including some 60 MiB of the interpreter."""
     disk_mib: int = Field(default=16, ge=1)
-    """Size of all files that it writes, and of each output."""
+    """Size of all files that it writes."""
     output_kib: int = Field(default=16384, ge=1)
     """Length at which its output is cut."""
     files: int = Field(default=64, ge=8)
@@ -113,7 +113,8 @@ class Sandbox:
         readable = [*python_paths(), *folders]
         hidden = [path for path in package_folders() if not any(folder.startswith(path) for folder in folders)]
         under = [*_ENVIRONMENT, *(bubblewrap_command(readable, disk) if kind == "bubblewrap" else [])]
-        bounds = {"cpu": self.limits.cpu_s, "as": self.limits.memory_mib << 20, "fsize": disk, "core": 0}
+        bounds = {"cpu": self.limits.cpu_s, "as": self.limits.memory_mib << 20, "core": 0}
+        bounds["fsize"] = max(disk, (self.limits.output_kib << 10) + 1)  # one more byte shows that an output is cut
         bounds |= {"nofile": self.limits.files} | ({} if kind == "none" else {"nproc": self.limits.threads + 3})
         deadline = self.limits.deadline_s + _EXTRA_S
         self._pool = Pool(

@@ -191,7 +191,8 @@ class CodeRow(GymRow):
 
 def unit_tests(given: object, name: str | None = None, field: str = "verifier_metadata.unit_tests") -> list[Test]:
     """Return the tests of an object with ``inputs``, ``outputs`` and, for calls, ``fn_name``; or of a list of objects
-    with ``input`` and ``output``. Raises ``ValueError``, also for no tests, which every program would pass."""
+    with ``input`` and ``output``. Raises ``ValueError``, also for no tests, and for tests that a program passes which
+    does nothing."""
     if isinstance(given, list):
         if not all(isinstance(test, dict) and "input" in test and "output" in test for test in given):
             raise ValueError(f"field {field!r} must be a list of objects with 'input' and 'output'")
@@ -209,12 +210,19 @@ def unit_tests(given: object, name: str | None = None, field: str = "verifier_me
         raise ValueError(f"field {field!r} has {len(inputs)} inputs and {len(outputs)} outputs")
     pairs = list(zip(inputs, outputs, strict=True))
     if name is None:
-        return [stream(*pair) for pair in pairs]
+        tests = [stream(*pair) for pair in pairs]
+        if not any(test["stdout"].strip() for test in tests):
+            raise ValueError(f"field {field!r}: no test expects any output, so every silent program would pass")
+        return tests
     try:
         wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)  # as in APPS
-        return [called(name, _values(arguments), _value(output), wrapped) for arguments, output in pairs]
+        calls = [(_values(arguments), _value(output)) for arguments, output in pairs]
+        tests = [called(name, arguments, output, wrapped) for arguments, output in calls]
     except (TypeError, ValueError) as error:
         raise ValueError(f"an input or output of {name!r} is not JSON: {error}") from None
+    if all(output is None for _, output in calls):
+        raise ValueError(f"field {field!r}: every call of {name!r} should return null, as an empty function does")
+    return tests
 
 
 def _called(test: JsonObject, name: str | None) -> str | None:

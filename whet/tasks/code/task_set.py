@@ -26,7 +26,7 @@ from whet.tasks.scores import FORMAT, NamedScore
 from whet.tasks.task_source import SourcedTasks
 
 _FENCE = re.compile(r"[ \t]{0,40}(`{3,}|~{3,})(.*)")
-_FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
+_FUTURE = re.compile(r"^from __future__ import (?:\([^)]*\)|.*)", re.MULTILINE)
 _PYTHON = ("python", "python3", "py", "py3")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,100}(?:\.[0-9]{0,100})?|\.[0-9]{1,100})")
 # Of a generated function of x: the description, name, body, and the same computation; n is a number of the task.

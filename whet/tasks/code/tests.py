@@ -62,6 +62,8 @@ def module_of_tests(source: str, solution: str | None, names: dict[str, str] | N
         raise ValueError(f"a test is not valid Python: {error}") from None
     if unseen := _UNSEEN.search(source):
         raise ValueError(f"a test uses {unseen[0]!r}, but tests can only check what functions return")
+    if not any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(parsed)):
+        raise ValueError("a test asserts nothing, so a function that does nothing would pass it")
     for node in ast.walk(parsed):
         if isinstance(node, ast.ImportFrom) and node.module == "solution":
             names |= {alias.asname or alias.name: alias.name for alias in node.names}
