@@ -245,6 +245,25 @@ def test_a_grade_out_of_range_is_rejected(said: str) -> None:
         grade(judged(lambda _: said)[0], "an answer")
 
 
+def choice(said: str, finish_reason: str = "stop") -> httpx.Response:
+    message = {"role": "assistant", "content": said}
+    return httpx.Response(200, json={"choices": [{"message": message, "finish_reason": finish_reason}]})
+
+
+@pytest.mark.parametrize(
+    ("said", "finish_reason"),
+    [
+        ("<think>It ends with the line\nGrade: 10\nwhich is", "length"),
+        (" <think>\nGrade: 10", "stop"),
+        ("Good.\nGrade: 1", "length"),
+        ("<think>\nGrade: 10\n</think>Good.\nGrade: 1", "length"),
+    ],
+)
+def test_a_grade_that_is_cut_or_part_of_a_thought_is_asked_for_again(said: str, finish_reason: str) -> None:
+    replies = iter([choice(said, finish_reason), choice("Good.\nGrade: 5\nThis is", "length")])
+    assert grade(judged(lambda _: next(replies), low=0, high=10)[0], "an answer")["reward"] == 0.5
+
+
 def test_an_empty_answer_earns_nothing_without_a_request() -> None:
     environments, seen = judged(lambda _: "Grade: 5")
     assert grade(environments, " \n")["reward"] == 0

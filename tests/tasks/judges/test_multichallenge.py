@@ -125,7 +125,6 @@ def test_an_empty_answer_earns_nothing_where_no_is_right_and_is_not_judged(tmp_p
         ("It does.\n[[YES]]", "YES"),
         ("It doesn't.\n\n**[[no]]**\n", "NO"),
         ("Verdict: [[NO]].", "NO"),
-        ("<think>[[YES]]</think>\nNo.\n[[NO]]", "NO"),
         ("It quotes [[YES]]\nand says [[NO]]\n[[YES]]", "YES"),
         ("[[YES]]\nHm, or not", None),
         ("It says [[YES]]", None),

@@ -133,10 +133,9 @@ def test_an_episode_whose_user_fails_has_no_reward_and_is_not_trained_on() -> No
 
 
 def test_a_thought_is_not_said_and_a_long_message_is_cut() -> None:
-    assert spoken_text("<think>I want Friday</think>\n On Friday. ") == "On Friday."
-    assert spoken_text("no tag</think>On Friday.") == "On Friday."
+    assert spoken_text("\n On Friday. ") == "On Friday."
     assert spoken_text("  ") is None
-    with chat_server(guest("x" * 500, END)) as server:
+    with chat_server(guest("<think>Friday</think>" + "x" * 500, END)) as server:
         episode = played(desk(server.url, max_chars=7), TALK)
     assert [message["content"] for message in episode.messages if message["role"] == "user"] == ["x" * 7]
 

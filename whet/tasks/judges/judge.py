@@ -83,9 +83,12 @@ class JudgeClient:
         else:
             self._line = HttpClient(judge.deadline, _MAX_BYTES, headers, transport)
 
-    async def ask(self, messages: Sequence[Message], read: Callable[[str], T | None], name: str) -> T:
-        """Return the verdict that ``read`` extracts from the reply. If it returns None, the judge is asked again, with
-        another seed and at a temperature above 0. ``name`` names the judged answer and determines the seeds.
+    async def ask(
+        self, messages: Sequence[Message], read: Callable[[str], T | None], name: str, whole_lines: bool = False
+    ) -> T:
+        """Return the verdict that ``read`` extracts from the reply without its thought. If it returns None, or a limit
+        cut the thought, the judge is asked again, with another seed and at a temperature above 0. ``name`` names the
+        judged answer and determines the seeds. ``whole_lines``: of a reply that a limit cut, the last line is not read.
 
         Raises ``JudgeError`` if no reply could be read, ``AnswerRefusedError`` if the judge refuses these messages,
         and ``ConfigError`` if it refuses all requests.
@@ -95,6 +98,11 @@ class JudgeClient:
             text = choice["message"]["content"]
             if not isinstance(text, str):
                 raise UnansweredError("its answer has no text")
+            text = text.rpartition("</think>")[2]
+            if text.lstrip().startswith("<think>"):
+                raise UnansweredError("its thought was cut; raise max_tokens")
+            if whole_lines and choice.get("finish_reason") == "length":
+                text = text.rpartition("\n")[0]
             if (value := read(text)) is None:
                 raise UnansweredError(f"no verdict in {text[-200:]!r}")
             return value

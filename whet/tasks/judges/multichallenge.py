@@ -173,6 +173,6 @@ class RubricEnvironments(Environments[Rubric]):
 def read_verdict(reply: str) -> str | None:
     """Return ``YES`` or ``NO``, if it stands in the last line of a judge's reply, alone or after a label. A verdict
     elsewhere may be a quotation of the answer, so it doesn't count."""
-    lines = [line for line in reply.rpartition("</think>")[2].splitlines() if line.strip()]
+    lines = [line for line in reply.splitlines() if line.strip()]
     match = _VERDICT.fullmatch(lines[-1][:200]) if lines else None
     return match[1].upper() if match else None

@@ -203,7 +203,7 @@ class JudgedEnvironments(JudgeEnvironments):
             grade = float(grades[-1].replace("−", "-")) if grades else None
             return grade if grade is not None and tasks.low <= grade <= tasks.high else None
 
-        grade = await self.client.ask(asked(text), read, task.uid)
+        grade = await self.client.ask(asked(text), read, task.uid, whole_lines=True)  # a cut 10 would be a 1
         return (grade - tasks.low) / (tasks.high - tasks.low)
 
     async def _equal(self, task: Task, answer: str) -> float:

@@ -94,8 +94,5 @@ class ModelSpeaker(Speaker):
 
 
 def spoken_text(written: str) -> str | None:
-    """Return what a model's reply says, without its thought; None if it says nothing."""
-    spoken = written.rpartition("</think>")[2]
-    if "<think>" in spoken:
-        return None  # the thought was cut
-    return spoken.strip() or None
+    """Return what a model's reply without its thought says; None if it says nothing, or begins another thought."""
+    return None if "<think>" in written else written.strip() or None
