@@ -124,6 +124,16 @@ def test_the_reference_is_loaded_only_when_asked_for_and_never_under_lora(qwen):
     assert lora.reference is None
 
 
+def test_scoring_the_reference_trains_no_adapter_that_is_frozen(qwen):
+    learner = worker(qwen, lora=LORA)
+    for name, parameter in learner.module.by_name():
+        parameter.requires_grad_("lora_B" in name)
+    scored(learner, some_batch(), "reference_logprobs")
+    assert {name for name, p in learner.module.by_name() if p.requires_grad} == {
+        name for name in weights(learner) if "lora_B" in name
+    }
+
+
 def test_a_learner_without_an_optimizer_scores_and_refuses_to_update(qwen):
     frozen, trained = worker(qwen, optimizer=None, precision="bfloat16"), worker(qwen, precision="bfloat16")
     assert_same(scored(frozen, some_batch(), "logprobs"), scored(trained, some_batch(), "logprobs"))

@@ -19,7 +19,7 @@ pytest.importorskip("megatron.core", reason="needs Megatron Core: pip install 'w
 MEGATRON = {"learner": {"type": "megatron"}}
 TENSOR, PIPELINE, CONTEXT = {"tensor": 2}, {"pipeline": 2}, {"context": 2}
 EXPERT, FSDP = {"expert": 2}, {"fsdp": 2}
-LORA = MEGATRON | {"lora": True}
+LORA, LAST_LAYER = MEGATRON | {"lora": True}, {"target_modules": ["layers.1.mlp.up_proj"]}
 
 QUICK = {
     "tensor": ("qwen", TENSOR, MEGATRON | {"distribution": TOP_P}),
@@ -56,6 +56,7 @@ TWO = {
     "lora, fsdp": ("qwen2", FSDP, LORA),
     "lora, context": ("qwen", CONTEXT, LORA),
     "lora, pipeline": ("llama", PIPELINE, LORA),
+    "lora, pipeline, none at the first stage": ("llama", PIPELINE, LORA | {"lora_settings": LAST_LAYER}),
     "lora, value": ("llama", TENSOR, LORA | {"loss": "value"}),
     "lora, experts": ("moe", TENSOR | EXPERT, LORA),
 }

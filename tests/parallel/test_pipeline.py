@@ -44,6 +44,7 @@ from whet.parallel.config import ParallelConfig
 from whet.parallel.parameters import full_tensor
 
 SLOW = pytest.mark.slow
+LAST_LAYER = {"target_modules": ["layers.1.mlp.up_proj"]}
 TWO, INTERLEAVED = {"pipeline": 2}, {"pipeline": 2, "stages_per_rank": 2}
 
 QUICK = {
@@ -52,6 +53,7 @@ QUICK = {
 }
 THOROUGH_2 = {
     "1f1b, lora": ("qwen", TWO, {"lora": True}),
+    "1f1b, lora at the last stage only": ("qwen", TWO, {"lora": True, "lora_settings": LAST_LAYER}),
     "1f1b": ("llama", TWO, {}),
     "1f1b, entropy, stages of 3 and 2": ("llama of 5", TWO, {"loss": "entropy"}),
     "1f1b, value": ("llama", TWO, {"loss": "value"}),

@@ -40,6 +40,7 @@ from whet.learner.skipping import SkippedStep, first_not_finite
 from whet.learner.state import LearnerState, Progress
 from whet.losses.base import Loss
 from whet.metrics import Metrics
+from whet.models.adapters import without_adapters
 from whet.models.attention.forest import supports_forest
 from whet.models.attention.states import supports_prefix_fork
 from whet.models.device import be_deterministic, choose_device
@@ -157,10 +158,10 @@ class LearnerWorker:
 
     def _score_reference(self, batches: Sequence[Batch]) -> list[ModelOutput]:
         """Score with the reference model, whose weights are the run's initial weights."""
-        model: Any = self.model
+        model = self.model
         batches = [replace(batch, experts=None) for batch in batches]  # the recorded experts are the policy's
-        if hasattr(model, "disable_adapter"):
-            with model.disable_adapter():
+        if hasattr(model, "peft_config"):
+            with without_adapters(model):
                 return forward(self.module, batches, set())
         if self.trains and self.reference is None:
             self.reference = self._build(train=False)
