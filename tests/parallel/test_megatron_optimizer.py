@@ -27,6 +27,7 @@ SHARED = {"learner": LEARNER}
 FLOAT32 = {"learner": {"precision": "float32"}}
 FSDP, TENSOR, PIPELINE, CONTEXT, EXPERT = ({size: 2} for size in ("fsdp", "tensor", "pipeline", "context", "expert"))
 LORA, VALUE = SHARED | {"lora": True}, SHARED | {"loss": "value"}
+LAST_LAYER = {"target_modules": ["layers.1.mlp.up_proj"]}
 
 QUICK = {
     "tied": ("qwen", FSDP, SHARED),
@@ -57,6 +58,8 @@ FOUR = {
     "expert, tensor": ("moe", FSDP | TENSOR | EXPERT, SHARED),
     "experts, replicas": ("moe", FSDP | {"replicas": 2}, SHARED),
     "latent attention, tensor": ("deepseek, dense", FSDP | TENSOR, SHARED),
+    "images and experts, pipeline": ("qwen3_vl_moe", FSDP | PIPELINE, SHARED | {"vision": "trained"}),
+    "lora, pipeline, none at the first stage": ("llama", FSDP | PIPELINE, LORA | {"lora_settings": LAST_LAYER}),
 }
 
 

@@ -40,6 +40,8 @@ def build_megatron(
     """Build a module as ``parallelize`` does, with a ``MegatronModel`` as its ``model``. ``whole``: nothing is sharded
     over the ranks with other data. Raises ``WhetError`` on every rank if one of them can't build it."""
     apply_stand_ins()
+    if ranks is not None:
+        ranks.experts(ranks.config.expert)  # collective, so before anything that a rank may do alone
     source: Root | None = None
     with fail_together(ranks, "loading the model"):
         if ranks is None or ranks.info.rank == 0:
