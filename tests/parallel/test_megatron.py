@@ -1,7 +1,9 @@
 """A learner of Megatron Core's layers learns the same as one of transformers' layers, in any layout over ranks: the
 contract of layouts and of checkpoints. Needs the extra ``megatron``."""
 
+import json
 from functools import partial
+from shutil import copytree
 
 import pytest
 import torch
@@ -37,6 +39,7 @@ TWO = {
     "pipeline, interleaved": ("qwen of 4", PIPELINE | {"stages_per_rank": 2}, MEGATRON),
     "pipeline, value": ("llama", PIPELINE, MEGATRON | {"loss": "value"}),
     "context, tied": ("qwen", CONTEXT, MEGATRON),
+    "context, value": ("qwen", CONTEXT, MEGATRON | {"loss": "value"}),
     "replicas": ("llama", {"replicas": 2}, MEGATRON),
     "recomputed": ("qwen", TENSOR, {"learner": MEGATRON["learner"] | RECOMPUTED}),
     "expert, in tensor, recomputed": ("mixtral", TENSOR | EXPERT, {"learner": MEGATRON["learner"] | RECOMPUTED}),
@@ -166,6 +169,16 @@ def test_a_router_that_computes_in_float32_learns_nearly_the_same(models, table)
 )
 def test_one_rank_learns_the_same_as_torch(models, model, more):
     case = Case(models[model], **more)
+    assert not list(differences(train("", 0, case.one_rank()), [train("", 0, case)], case, 1e-12))
+
+
+@pytest.mark.parametrize("padding", [5, -1])
+def test_an_input_that_pads_is_not_trained(models, tmp_path, padding):
+    """Counted from the end if it is negative, as in torch's embeddings."""
+    folder = copytree(models["llama"], tmp_path / "padded")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": padding}))
+    case = Case(folder, **MEGATRON)
     assert not list(differences(train("", 0, case.one_rank()), [train("", 0, case)], case, 1e-12))
 
 

@@ -57,6 +57,12 @@ FOUR = {
     "experts, tensor": ("moe", FSDP | TENSOR, SHARED),
     "expert, tensor": ("moe", FSDP | TENSOR | EXPERT, SHARED),
     "experts, replicas": ("moe", FSDP | {"replicas": 2}, SHARED),
+    "expert, pipeline, an idle rank": (
+        "mixtral",
+        FSDP | EXPERT | PIPELINE,
+        SHARED | {"max_tokens": ENOUGH, "groups": 1},
+    ),
+    "expert, replicas": ("moe", FSDP | EXPERT | {"replicas": 2}, SHARED),
     "latent attention, tensor": ("deepseek, dense", FSDP | TENSOR, SHARED),
     "images and experts, pipeline": ("qwen3_vl_moe", FSDP | PIPELINE, SHARED | {"vision": "trained"}),
     "lora, pipeline, none at the first stage": ("llama", FSDP | PIPELINE, LORA | {"lora_settings": LAST_LAYER}),

@@ -34,7 +34,9 @@ class Embedding(VocabParallelEmbedding):
     def __init__(self, hf: "PretrainedConfig", config: TransformerConfig, group: Any) -> None:
         sizes = hf.vocab_size, hf.hidden_size
         super().__init__(*sizes, init_method=_leave, config=config, tp_group=group)
-        self.padding, self.splits_tokens = hf.pad_token_id, config.sequence_parallel
+        padding = hf.pad_token_id
+        self.padding = None if padding is None else padding % hf.vocab_size  # -1 is the last one
+        self.splits_tokens = config.sequence_parallel
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[1, N] -> [1, n, H]; with sequence parallelism n is this rank's part of N."""
