@@ -66,6 +66,11 @@ def test_clip_cov_selects_its_share_of_the_candidates_and_draws_them_from_its_se
     assert int(ClipCov(**wide | {"share": 1e-9}).selected(batch, plain_advantages).sum()) == 1
 
 
+def test_clip_cov_refuses_bounds_with_nothing_between_them() -> None:
+    with pytest.raises(ValueError, match="low must be below high"):
+        ClipCov(low=2.0, high=2.0)
+
+
 @pytest.mark.parametrize(("bounds", "selected"), [((1.0, 5.0), 0), ((0.5, 1.0), 0), ((0.5, 5.0), 4)])
 def test_a_covariance_exactly_at_a_bound_of_clip_cov_is_outside(bounds: tuple[float, float], selected: int) -> None:
     groups = [group(name, [1], [[2, 3]], [1.0]) for name in "ab"]

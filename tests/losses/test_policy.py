@@ -335,7 +335,8 @@ def test_icepop_keeps_what_lies_exactly_on_its_bounds() -> None:
     on_policy = torch.zeros(3).double()
     assert IcePop(low=1.0)(on_policy, batch).tolist() == [1.0] * 3
     assert IcePop(high=1.0)(on_policy, batch).tolist() == [1.0] * 3
-    assert IcePop(low=1.1)(on_policy, batch).tolist() == IcePop(high=0.9)(on_policy, batch).tolist() == [0.0] * 3
+    assert IcePop(low=1.0)(on_policy - 0.1, batch).tolist() == IcePop(high=1.0)(on_policy + 0.1, batch).tolist()
+    assert not IcePop(low=1.0)(on_policy - 0.1, batch).any()
 
 
 def test_sequence_mask_keeps_what_lies_exactly_on_its_bounds() -> None:
@@ -343,8 +344,8 @@ def test_sequence_mask_keeps_what_lies_exactly_on_its_bounds() -> None:
     ones = torch.zeros(len(batch)).double()
     kept = batch.trained.double()
     torch.testing.assert_close(SequenceMask(low=1.0, high=1.0)(ones, batch) * kept, kept)
-    assert not (SequenceMask(low=1.01, high=1.02)(ones, batch)).any()
-    assert not (SequenceMask(low=0.98, high=0.99)(ones, batch)).any()
+    assert not (SequenceMask(low=1.0, high=9.0)(ones - 0.1 * kept, batch)).any()
+    assert not (SequenceMask(low=0.0, high=1.0)(ones + 0.1 * kept, batch)).any()
 
 
 def test_the_correction_multiplies_the_surrogate_only_and_has_no_gradient() -> None:
@@ -413,9 +414,11 @@ def test_defaults_are_those_of_the_papers() -> None:
         (KLCovPenalty, {"coefficient": -0.1}),
         (TIS, {"cap": 0.0}),
         (IcePop, {"low": -0.1}),
-        (IcePop, {"high": 0.0}),
+        (IcePop, {"low": 1.1}),
+        (IcePop, {"high": 0.9}),
         (SequenceMask, {"low": -0.1}),
-        (SequenceMask, {"high": 0.0}),
+        (SequenceMask, {"low": 1.1}),
+        (SequenceMask, {"high": 0.9}),
         (KL, {"coefficient": -0.1}),
         (KL, {"log_ratio_clamp": 0.0}),
         (KL, {"output_clamp": 0.0}),
@@ -434,7 +437,7 @@ def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
     assert PolicyLoss(entropy_coefficient=0.0).entropy_coefficient == PositiveNLL(coefficient=0.0).coefficient == 0.0
     assert PPOClip(clip_low=0.5, clip_high=0.5, dual_clip=1.1).dual_clip == 1.1
     assert GSPOClip(clip_low=0.5, clip_high=0.5).clip_low == CISPOClip(clip_high=0.5).clip_high == 0.5
-    assert TIS(cap=0.5).cap == IcePop(high=0.5).high == SequenceMask(high=0.5).high == 0.5
+    assert TIS(cap=0.5).cap == 0.5
     assert KL(log_ratio_clamp=0.5, output_clamp=0.5, coefficient=0.0).log_ratio_clamp == 0.5
 
 

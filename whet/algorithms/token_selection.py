@@ -6,8 +6,9 @@ the gradient doesn't depend on the split. In a step of several updates the paper
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.grpo import GroupAdvantage
@@ -56,6 +57,12 @@ class ClipCov(TokenSelection):
     low: float = 1.0
     high: float = 5.0
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError("low must be below high, or no token lies between them")
+        return self
 
     def selected(self, batch: Batch, advantages: Tensor) -> Tensor:
         covariance = covariances(batch, advantages)

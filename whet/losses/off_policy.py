@@ -49,10 +49,10 @@ class TIS(Config):
 
 class IcePop(Config):
     """exp(d) within [low, high] and 0 outside: tokens whose importance ratio is outside the range are masked (Ling
-    2.0, arXiv 2510.18855)."""
+    2.0, arXiv 2510.18855). The range contains 1, the ratio where engine and learner agree."""
 
-    low: float = Field(0.5, ge=0)
-    high: float = Field(5.0, gt=0)
+    low: float = Field(0.5, ge=0, le=1)
+    high: float = Field(5.0, ge=1)
 
     @property
     def unit(self) -> Unit:
@@ -64,10 +64,11 @@ class IcePop(Config):
 
 
 class SequenceMask(Config):
-    """exp(d), but 0 for all tokens of a sequence whose geometric mean exp(mean_t d) is outside [low, high]."""
+    """exp(d), but 0 for all tokens of a sequence whose geometric mean exp(mean_t d) is outside [low, high], which
+    contains 1."""
 
-    low: float = Field(0.98, ge=0)
-    high: float = Field(1.02, gt=0)
+    low: float = Field(0.98, ge=0, le=1)
+    high: float = Field(1.02, ge=1)
 
     @property
     def unit(self) -> Unit:
