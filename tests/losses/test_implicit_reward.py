@@ -96,13 +96,14 @@ def test_an_implicit_reward_reports_how_well_it_tells_right_from_wrong(seed: int
         assert metrics[f"outcome/{name}_reward"] == pytest.approx(sum(rewards) / len(rewards))
 
 
-def test_an_undecided_reward_and_an_undecided_outcome_count_as_mistaken() -> None:
+def test_an_undecided_reward_and_an_undecided_outcome_count_half() -> None:
     batch, output = rows()
     level = replace(output, logprobs=batch.column("reward_reference_logprobs"))
-    assert ImplicitReward()(level, batch)[1].result()["outcome/accuracy"] == 0
+    assert ImplicitReward()(level, batch)[1].result()["outcome/accuracy"] == 0.5
     batch.reward[:] = 0.5
-    metrics = ImplicitReward()(output, batch)[1].result()
-    assert metrics["outcome/accuracy"] == 0
+    sure = replace(output, logprobs=level.logprobs + 1.0)
+    metrics = ImplicitReward()(sure, batch)[1].result()
+    assert metrics["outcome/accuracy"] == 0.5
     assert "outcome/right_reward" not in metrics
 
 

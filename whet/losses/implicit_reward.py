@@ -11,7 +11,7 @@ from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import Unit
-from whet.losses.weighted import WeightedLoss, weighted_means
+from whet.losses.weighted import WeightedLoss, weighted_means, won
 from whet.metrics import Metrics
 
 
@@ -51,9 +51,9 @@ class ImplicitReward(WeightedLoss):
 
 
 def _metrics(batch: Batch, reward: Tensor, outcomes: Tensor) -> Metrics:
-    """Return ``outcome/accuracy``, the share of answers whose reward has the sign of their outcome, and
-    ``outcome/right_reward`` and ``outcome/wrong_reward``, the mean rewards of right and of wrong answers."""
+    """Return ``outcome/accuracy``, the share of answers whose reward has the sign of their outcome (0 of either counts
+    half), and ``outcome/right_reward`` and ``outcome/wrong_reward``, the mean rewards of right and of wrong answers."""
     trains, right = batch.trained_per_sequence > 0, outcomes > 0.5
-    metrics = weighted_means(trains, {"outcome/accuracy": reward * (outcomes - 0.5) > 0})
+    metrics = weighted_means(trains, {"outcome/accuracy": won(reward * (outcomes - 0.5))})
     metrics.merge(weighted_means(trains & right, {"outcome/right_reward": reward}))
     return metrics.merge(weighted_means(trains & ~right, {"outcome/wrong_reward": reward}))

@@ -18,7 +18,7 @@ from whet.config import Component
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import FORMS, Unit
 from whet.losses.dpo_forms import Form, Sigmoid
-from whet.losses.weighted import WeightedLoss, log1mexp, mean_per_sequence, weighted_means
+from whet.losses.weighted import WeightedLoss, log1mexp, mean_per_sequence, weighted_means, won
 from whet.metrics import Metrics
 
 
@@ -67,7 +67,7 @@ class Pairs:
         """Return the accuracy, the margin and both rewards, as means over pairs. [P] each"""
         margin = chosen_reward - rejected_reward
         means = {
-            "accuracy": _won(margin),
+            "accuracy": won(margin),
             "margin": margin,
             "chosen_reward": chosen_reward,
             "rejected_reward": rejected_reward,
@@ -176,10 +176,5 @@ class KTOLoss(WeightedLoss):
         trains = batch.trained_per_sequence > 0
         metrics = weighted_means(trains & desirable, {"preference/desirable_reward": rewards})
         metrics.merge(weighted_means(trains & ~desirable, {"preference/undesirable_reward": rewards}))
-        right = _won(torch.where(desirable, rewards, -rewards))
+        right = won(torch.where(desirable, rewards, -rewards))
         return metrics.merge(weighted_means(trains, {"preference/accuracy": right}))
-
-
-def _won(margin: Tensor) -> Tensor:
-    """Return 1 where the margin is above 0 and 0.5 for a tie, so that a model without a preference has accuracy 0.5."""
-    return (margin > 0) + 0.5 * (margin == 0)

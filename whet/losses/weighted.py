@@ -137,6 +137,12 @@ def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str
     return Metrics().later(torch.stack(sums_and_bounds), record)
 
 
+def won(margin: Tensor) -> Tensor:
+    """Return 1 where the margin is above 0 and 0.5 for a tie, so that a model without a preference has accuracy 0.5.
+    [*] -> [*]"""
+    return (margin > 0) + 0.5 * (margin == 0)
+
+
 class SFTLoss(WeightedLoss):
     """-lp over the trained tokens. The loss mask is set when rows are turned into trajectories."""
 
