@@ -47,6 +47,7 @@ def test_code_is_downloaded_if_it_is_trusted(downloads: list[list[str]]) -> None
         ("config.json", b'{"model_type": "lla', r"is damaged, it is not JSON: .*; copy or download it again"),
         ("tokenizer.json", b"\xff\xfe", "is damaged, it is not JSON"),
         ("tokenizer_config.json", b"[1]", "is not a JSON object, but a list"),
+        ("model.safetensors.index.json", b"{}", "is damaged: it has no 'weight_map'"),
         ("model.safetensors", b"", "is damaged; copy or download it again"),
         (
             "model.safetensors",

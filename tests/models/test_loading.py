@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, MambaForCausalLM
 
 from tests.groups import episode
@@ -16,7 +16,7 @@ from whet.base.errors import WhetError
 from whet.core.batch import Batch
 from whet.core.types import Group, Span, Task
 from whet.models.attention.forest import forest_hidden, supports_forest
-from whet.models.head import ValueHead, head_of
+from whet.models.head import ValueHead, check_head, head_of
 from whet.models.loading import LoraSettings, ModelConfig, load_model, load_model_config, load_tokenizer
 
 BATCH = Batch.from_groups([Group("a", Task("a", []), [episode([Span([1, 2], False), Span([3, 4], True)])] * 2)])
@@ -130,9 +130,12 @@ def test_a_folder_that_lacks_weights_is_refused(folder: Path, tmp_path: Path) ->
     ("damage", "says"),
     [
         ({"num_attention_heads": 0}, "can't be loaded"),
+        ({"vocab_size": "many"}, "can't be loaded: .*'vocab_size': .*int"),
+        ({"vocab_size": -1}, "can't be loaded: "),
+        ({"hidden_size": 128, "intermediate_size": 128}, "other shapes than its config.json asks for"),
         ({"model_type": "no-such-kind"}, "no-such-kind"),
+        ({"model_type": "qwen3_vl"}, r"\(qwen3_vl\) reads images as well: set model.vision to frozen or trained"),
     ],
-    ids=["settings", "kind"],
 )
 def test_a_config_that_makes_no_model_is_named(folder: Path, tmp_path: Path, damage: dict, says: str) -> None:
     damaged = changed(folder, tmp_path / "damaged", **damage)
@@ -140,6 +143,36 @@ def test_a_config_that_makes_no_model_is_named(folder: Path, tmp_path: Path, dam
         loaded(damaged)
     assert str(damaged) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [({}, "KeyError: 'added_tokens'"), (None, r"it has no tokenizer.json; copy")],
+)
+def test_a_tokenizer_that_can_not_be_read_is_named(
+    folder: Path, tmp_path: Path, damage: dict[str, object] | None, says: str
+) -> None:
+    to = changed(folder, tmp_path / "damaged")
+    for path in to.glob("*token*.json"):
+        path.unlink()
+    if damage is not None:
+        (to / "tokenizer.json").write_text(json.dumps(damage))
+        (to / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(WhetError, match=rf"no tokenizer could be read from the model's folder {to}: {says}"):
+        load_tokenizer(ModelConfig(path=str(to)))
+
+
+def test_weights_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:
+    to = changed(folder, tmp_path / "infinite")
+    (weights,) = to.glob("*.safetensors")
+    state = load_file(weights)
+    save_file(state | {"model.norm.weight": state["model.norm.weight"] * float("nan")}, weights, {"format": "pt"})
+    with pytest.raises(WhetError, match=rf"the model {to} computes numbers that are not finite"):
+        loaded(to)
+    model = tiny_llama()
+    torch.nn.init.constant_(model.get_output_embeddings().weight, float("inf"))
+    with pytest.raises(WhetError, match="the model LlamaForCausalLM computes numbers that are not finite"):
+        check_head(model)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -10], ids=["nothing", "length", "header", "end"])

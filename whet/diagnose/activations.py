@@ -17,7 +17,7 @@ from whet.models.attention.layout import ForestLayout
 from whet.models.attention.states import new_cache, supports_cached_decoding, tensors_of
 from whet.models.config import LoraSettings, ModelConfig
 from whet.models.layer_heads import largest_heads
-from whet.models.loading import architecture, load_model_config, lora_targets
+from whet.models.loading import load_model_config, lora_targets, new_model
 from whet.models.moe.experts import experts_of
 from whet.models.moe.routing import has_experts
 from whet.models.saved_activations import save_fewer_activations
@@ -151,7 +151,7 @@ def _model(config: "PretrainedConfig", dtype: torch.dtype) -> "PreTrainedModel":
         register()
         config._attn_implementation = NAME
     with no_init_weights():
-        model = architecture(type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING).from_config(config, dtype=dtype)
+        model = new_model(config, dtype, vision=type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING)
     model.tie_weights()
     return model.train()
 

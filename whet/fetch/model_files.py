@@ -55,11 +55,13 @@ def _problem_of_object(file: Path) -> str:
         return f"is damaged, it is not JSON: {error}; copy or download it again"
     if not isinstance(value, dict):
         return f"is not a JSON object, but a {type(value).__name__}"
+    if file.name.endswith(_INDEX) and not isinstance(value.get("weight_map"), dict):
+        return "is damaged: it has no 'weight_map', which names the file of each weight; copy or download it again"
     return ""
 
 
 def _missing(index: Path) -> list[Path]:
-    files = {index.parent / name for name in json.loads(index.read_bytes()).get("weight_map", {}).values()}
+    files = {index.parent / name for name in json.loads(index.read_bytes())["weight_map"].values()}
     return sorted(file for file in files if not file.exists())
 
 

@@ -12,6 +12,7 @@ from whet.core.content import only_images
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.models.attention.forest import decoder_of, forest_hidden, supports_forest, use_forest_attention
 from whet.models.attention.states import supports_prefix_fork
+from whet.models.head import check_finite
 from whet.models.image_processor import ImageProcessor
 from whet.models.images import embedded, of_dtype
 
@@ -70,6 +71,7 @@ def _difference(model: "PreTrainedModel", forest: bool, shares: bool, images: Im
     except Exception as error:  # an unknown architecture may raise any error
         what = "tokens alone" if images is None else "tokens and an image"
         return f"it can't be run on {what} ({type(error).__name__}: {error})"
+    check_finite(alone, model)
     if float((states - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max()):
         return ""
     layout = "with shared prompts" if shares else "as padded rows"

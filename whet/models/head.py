@@ -134,6 +134,15 @@ def head_of(model: nn.Module) -> Head:
     return Head(linear.weight, linear.bias, float(scale), getattr(text, "final_logit_softcapping", None))
 
 
+def check_finite(numbers: Tensor, model: "PreTrainedModel") -> None:
+    """Raise ``WhetError`` if what the model computed is not finite."""
+    if not numbers.isfinite().all():
+        raise WhetError(
+            f"the model {model.name_or_path or type(model).__name__} computes numbers that are not finite: its weights "
+            "have NaN or infinite numbers, or are too large for their type. Copy or download the model again"
+        )
+
+
 @torch.no_grad()
 def check_head(model: "PreTrainedModel") -> None:
     """Compare the head returned by ``head_of`` with the model's logits on three tokens.
@@ -156,6 +165,7 @@ def check_head(model: "PreTrainedModel") -> None:
     finally:
         hook.remove()
         model.train(training)
+    check_finite(theirs, model)
     ours = head.logits(seen["hidden"][0]).float() if "hidden" in seen else torch.full_like(theirs, float("nan"))
     tolerance = 1e-4 if theirs.dtype == head.weight.dtype else 0.02
     if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):

@@ -66,9 +66,14 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
 
     folder = resolve(config)
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise WhetError(f"model {config.path!r}: no tokenizer could be read from {folder}: {error}") from error
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=config.trust_remote_code
+        )
+        if len(tokenizer) <= len(tokenizer.get_added_vocab()):  # what some families make of a missing file
+            raise ValueError("its vocabulary is empty")
+        return tokenizer
+    except Exception as error:  # a wrong tokenizer.json makes the libraries raise many types of errors
+        raise _no_tokenizer(folder, error) from error
 
 
 def load_images(config: ModelConfig) -> "ImageProcessor":
@@ -102,6 +107,20 @@ def architecture(vision: bool) -> "type[PreTrainedModel]":
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if vision else AutoModelForCausalLM
+
+
+def new_model(config: "PretrainedConfig", dtype: torch.dtype, vision: bool, **settings: Any) -> "PreTrainedModel":
+    """Return a model of a Hugging Face config, whose weights are not read. Raises ``WhetError`` for a config that
+    makes none."""
+    _check_kind(config, vision)
+    model: PreTrainedModel
+    try:
+        model = architecture(vision).from_config(config, dtype=dtype, **settings)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a wrong config.json makes transformers raise many types of errors
+        raise _cannot_load(Path(config.name_or_path), error) from error
+    return model
 
 
 def load_model(
@@ -147,6 +166,7 @@ def _with_weights(config: ModelConfig, dtype: torch.dtype) -> "PreTrainedModel":
             f"model folder {folder} has no *.safetensors file; other weight formats can run code when loaded"
         )
     disable_progress_bar()
+    _check_kind(load_model_config(config), config.vision is not None)
     try:
         model, info = architecture(config.vision is not None).from_pretrained(
             folder,
@@ -171,15 +191,37 @@ def _quantizes(config: ModelConfig) -> bool:
 
 
 def _cannot_load(folder: Path, error: Exception) -> WhetError:
-    text = str(error).strip().partition("\n")[0]
+    first, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    text = f"{first} {more[0]}" if first.endswith(":") and more else first
+    if "ignore_mismatched_sizes" in text:
+        text = "the weights in its files have other shapes than its config.json asks for, as the report above shows"
     return WhetError(f"the model in {folder} can't be loaded: {type(error).__name__}: {text}")
+
+
+def _no_tokenizer(folder: Path, error: Exception) -> WhetError:
+    why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
+        why = "it has no tokenizer.json; copy the tokenizer's files to the model's, or download the model again"
+    return WhetError(f"no tokenizer could be read from the model's folder {folder}: {why}")
+
+
+def _check_kind(config: "PretrainedConfig", vision: bool) -> None:
+    """Raise ``WhetError`` for a model of images and texts that is to be loaded as a model of texts, although it has no
+    such part."""
+    from transformers.models.auto import modeling_auto
+
+    of_images = type(config) in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if not vision and of_images and type(config) not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise WhetError(
+            f"the model in {config.name_or_path} ({config.model_type}) reads images as well: set model.vision to "
+            "frozen or trained"
+        )
 
 
 def _empty(config: ModelConfig, dtype: torch.dtype) -> "PreTrainedModel":
     with torch.device("meta"):
-        return architecture(config.vision is not None).from_config(
-            load_model_config(config), dtype=dtype, trust_remote_code=config.trust_remote_code
-        )
+        loaded = load_model_config(config)
+        return new_model(loaded, dtype, config.vision is not None, trust_remote_code=config.trust_remote_code)
 
 
 def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "PeftModel":

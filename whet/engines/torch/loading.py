@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whet.base.errors import RefitError
-from whet.models.loading import architecture
+from whet.models.loading import new_model
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -31,7 +31,7 @@ def build_engine_model(
 
     with torch.device(device), no_init_weights():
         engine_config = copy.deepcopy(config)  # the engine changes its attention; a learner may use the same config
-        model: PreTrainedModel = architecture(vision).from_config(engine_config, dtype=dtype)
+        model = new_model(engine_config, dtype, vision)
     model.tie_weights()
     if state is not None:
         loading = Loading(model)
