@@ -1,4 +1,4 @@
-"""Breaks the losses and advantages in small ways and checks that some test notices each.
+"""Breaks the losses, their weights and the advantages in small ways and checks that some test notices each.
 
     python -m tests.mutate                       all mutants of all files
     python -m tests.mutate kl value              the mutants of files whose name contains one of the words
@@ -60,6 +60,7 @@ TESTED = {
     "whet/losses/value.py": _PAIRS,
     "whet/losses/implicit_reward.py": [*_ALL, "tests/losses/test_implicit_reward.py", "-k", "implicit"],
     "whet/losses/distillation.py": _TEXT,
+    "whet/core/weighting.py": ["tests/core/test_batch.py", "-k", "weigh or mean or divisor"],
     "whet/losses/base.py": ["tests/losses/test_policy.py", "-k", "registered"],
     "whet/algorithms/preference.py": ["tests/algorithms/test_kto.py"],
     **{
@@ -284,7 +285,6 @@ def _warm_up() -> None:
     import torch.testing
 
     import whet.config
-    import whet.core.batch
     import whet.core.types  # noqa: F401
 
     torch.set_num_threads(1)
@@ -293,7 +293,7 @@ def _warm_up() -> None:
     torch.testing.assert_close(leaf.grad, torch.ones(2))
     gc.collect()
     gc.freeze()  # so that a fork's collections neither walk nor copy what the parent imported
-    changed = [name for name in sys.modules if name.startswith(("whet.losses", "whet.algorithms", "whet.distillation"))]
+    changed = [name for name in sys.modules if name.replace(".", "/") + ".py" in TESTS]
     assert not changed, f"imported too early to be changed: {changed}"
 
 

@@ -125,6 +125,30 @@ def test_group_mean_gives_every_group_the_same_share():
     assert weight.tolist() == pytest.approx([0, 1 / 6, 1 / 6, 1 / 6, 0, 0.5])
 
 
+@pytest.mark.parametrize(
+    ("weighting", "expected"),
+    [
+        ("token", [1 / 8] * 8),
+        ("sequence", [1 / 9] * 6 + [1 / 6] * 2),
+        ("group", [1 / 12] * 6 + [1 / 4] * 2),
+        ("constant", [1 / 30] * 8),
+    ],
+)
+def test_weights_count_branches_together_and_nothing_that_is_silent(weighting, expected):
+    def branch(*answer):
+        return Trajectory([Span([1], False), Span(list(answer), True)])
+
+    episodes = [Episode([branch(2, 3), branch(4)]), Episode([branch(5, 6, 7)]), Episode([branch()])]
+    made = [episodes, [Episode([branch()])], [Episode([branch(8, 9)])]]
+    batch = Batch.from_groups([Group(uid, Task(uid, []), each) for uid, each in zip("abc", made, strict=True)])
+    weight = batch.weigh(weighting, 10).weight
+    assert weight.dtype == torch.float64
+    assert weight[batch.trained].tolist() == pytest.approx(expected, rel=1e-15)
+    assert Batch.from_groups([group("a", [1], [[2]])]).weigh(weighting, 1).weight.tolist() == [0, 1]
+    silent = Batch.from_groups([Group("b", Task("b", []), made[1])]).weigh(weighting, 10)
+    assert silent.share.isfinite().all()
+
+
 def test_a_constant_divisor_does_not_depend_on_lengths():
     weight = Batch.from_groups([group("a", [1], [[2, 3], [6]])]).weigh("constant", 10).weight
     assert weight.tolist() == pytest.approx([0, 0.05, 0.05, 0.05])

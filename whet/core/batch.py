@@ -19,6 +19,7 @@ from whet.base.lazy import Tensor, torch
 from whet.base.seeds import derive_seed
 from whet.core.forest import columns_of, concat_aranges, counted, paths, predictors, repeated, with_ancestors
 from whet.core.types import Distribution, Group, Weighting
+from whet.core.weighting import shares
 
 Axis = Literal["token", "sequence"]
 Output = Literal["logprobs", "entropy", "values", "topk", "topk_ids"]
@@ -259,30 +260,8 @@ class Batch:
 
     def weigh(self, weighting: Weighting, divisor: int | None = None) -> Batch:
         """Return the batch with ``share`` filled: the weight of each trained token in the optimizer step, from counts
-        over the whole batch. Losses are normalised nowhere else.
-
-        ``token``: 1 / trained tokens (DAPO, arXiv 2503.14476). ``sequence``: 1 / (episodes x the episode's trained
-        tokens) (GRPO, arXiv 2402.03300). ``group``: 1 / (groups x the group's trained tokens). ``constant``:
-        1 / (episodes x ``divisor``) (Dr. GRPO, arXiv 2503.20783). Episodes and groups without a trained token are not
-        counted.
-        """
-        per_sequence = self.trained_per_sequence.double()
-        per_episode = self.per_episode(per_sequence)
-        counted = ((per_episode > 0) & self.first_branch).sum().clamp(min=1)
-        if weighting == "token":
-            share = torch.full_like(per_sequence, 1.0) / per_sequence.sum().clamp(min=1)
-        elif weighting == "sequence":
-            share = 1.0 / (counted * per_episode.clamp(min=1))
-        elif weighting == "group":
-            per_group = torch.zeros(len(self.group_uids), dtype=torch.float64).index_add(0, self.group, per_sequence)
-            share = 1.0 / ((per_group > 0).sum().clamp(min=1) * per_group.clamp(min=1)[self.group])
-        elif weighting != "constant":
-            raise ValueError(f"weighting is 'token', 'sequence', 'group' or 'constant', not {weighting!r}")
-        else:
-            if not divisor:
-                raise ValueError("weighting 'constant' needs a divisor (the longest possible answer, in tokens)")
-            share = torch.full_like(per_sequence, 1.0) / (counted * divisor)
-        return replace(self, share=share)
+        over the whole batch (see ``whet.core.weighting``). Losses are normalised nowhere else."""
+        return replace(self, share=shares(self, weighting, divisor))
 
     def select(self, sequences: Tensor) -> tuple[Batch, Tensor]:
         """Return the batch of the given sequences (ascending indices, [s]) with their shared ancestor segments, and the

@@ -21,7 +21,7 @@ from whet.core.content import Content
 
 D = TypeVar("D", default=Any)  # the data of a task
 
-Weighting = Literal["token", "sequence", "group", "constant"]  # see ``Batch.weigh``
+Weighting = Literal["token", "sequence", "group", "constant"]  # see ``whet.core.weighting``
 
 
 class FunctionCall(TypedDict):
