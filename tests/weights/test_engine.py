@@ -331,8 +331,9 @@ def test_memory_that_was_asked_for_and_cannot_be_shared_is_refused(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_weights_come_to_every_rank_of_every_engine(tmp_path: Path, transport: str) -> None:
-    """In a collective each of the four processes has its own rank."""
+    """In a collective each of the four processes has its own rank. A bound of Gemma 4's towers has no dimension."""
     router, sync, weights = two_engines(tmp_path, transport)
+    weights.named.append(("bound", torch.tensor(float("inf"))))
     asyncio.run(sync.load(weights, router, 1))
     for engine in router.replicas:
         assert engine.weights_complete

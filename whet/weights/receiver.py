@@ -158,7 +158,9 @@ class Receiver:
             if actual is None:
                 unverified.append(name)
                 continue
-            actual = actual[: len(expected)].to(expected.device, expected.dtype)
+            if actual.ndim:
+                actual = actual[: len(expected)]
+            actual = actual.to(expected.device, expected.dtype)
             same = actual.shape == expected.shape
             if not same or not torch.allclose(actual, expected, rtol=rounding if columns else 0.0, atol=0.0):
                 wrong.append(name)
