@@ -190,8 +190,9 @@ def alive(scratch: Path) -> list[list[str]]:
 
 
 def left_in_memory(before: set[str]) -> set[str]:
-    """The files in shared memory that are new and that no process uses: other programs of this machine use theirs."""
-    left = set(os.listdir("/dev/shm")) - before
+    """The files in shared memory that are new and that no process uses: other programs of this machine use theirs.
+    Semaphores of multiprocessing are other programs', too, until a second process opens them: a run makes none."""
+    left = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")} - before
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # it has ended
             text = maps.read_text()
