@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,11 +19,13 @@ from whet.models.tiny import SPECIAL, VOCAB, vocab_id
 from whet.models.tiny_vision import TEMPLATE, save_tiny_vision_model
 
 Family = Literal[
-    "idefics3", "tiles", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl", "smolvlm", "gemma3", "gemma4", "qwen3_5",
-    "llama4",
+    "idefics3", "tiles", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl", "smolvlm", "gemma3", "gemma4",
+    "gemma4_small", "qwen3_5", "llama4",
 ]  # fmt: skip
-FAMILIES: tuple[Family, ...] = tuple(name for name in get_args(Family) if name not in ("qwen3_vl_moe", "llama4"))
-"""The families without experts, whose engine computes a row to the same bit in any crowd."""
+FAMILIES: tuple[Family, ...] = tuple(
+    name for name in get_args(Family) if name not in ("qwen3_vl_moe", "gemma4_small", "llama4")
+)
+"""The families that the built-in engine has, without experts: it computes a row to the same bit in any crowd."""
 _QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -61,7 +64,7 @@ def save_tiny_vision(folder: Path, family: Family = "idefics3", *, wide: bool = 
         save_tiny_vision_model(folder, width=32, layers=2, pixels=32, tiles=family == "tiles")
     else:
         savers = {"internvl": _save_internvl, "smolvlm": _save_smolvlm, "gemma3": _save_gemma3, "gemma4": _save_gemma4}
-        savers["llama4"] = _save_llama4
+        savers |= {"gemma4_small": partial(_save_gemma4, small=True), "llama4": _save_llama4}
         savers[family](folder)
     if wide:
         _widen(folder)
@@ -208,18 +211,31 @@ _GEMMA4_MARKS = {
 }  # fmt: skip
 
 
-def _save_gemma4(folder: Path) -> None:
+def _save_gemma4(folder: Path, small: bool = False) -> None:
     """Write a tiny Gemma 4 with embeddings for each layer, in which the tokens of an image, at most 70, attend to each
-    other in both directions in layers with a window."""
-    from transformers import Gemma4Config
+    other in both directions in layers with a window. ``small``: as the published small ones, whose last layers share
+    keys and values, whose tower clips, and which also hear."""
+    from transformers import Gemma4AudioConfig, Gemma4Config
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
     tokenizer = _with_tokens(_GEMMA4_MARKS, "<|image|>")
-    layers = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB + 8, "global_head_dim": 32}
-    layers |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    text = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB + 8, "global_head_dim": 32}
+    text |= {"pad_token_id": 0, "use_bidirectional_attention": "vision"}
+    tower = {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 3}
+    tower |= {"default_output_length": 70}
+    audio = None
+    if small:
+        text |= {"num_kv_shared_layers": 1, "use_double_wide_mlp": True, "use_bidirectional_attention": None}
+        tower |= {"use_clipped_linears": True}
+        heard = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 48}
+        audio = Gemma4AudioConfig(**heard, subsampling_conv_channels=[16, 8])
+    else:
+        text |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        tower |= {"standardize": True}
     config = Gemma4Config(
-        text_config=_TEXT | _GEMMA | layers | {"use_bidirectional_attention": "vision"},
-        vision_config=_TOWER | {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 3},
+        text_config=_TEXT | _GEMMA | text,
+        vision_config=_TOWER | tower,
+        audio_config=audio,
         image_token_id=tokenizer.image_token_id,
         boi_token_id=tokenizer.boi_token_id,
         eoi_token_id=tokenizer.eoi_token_id,
@@ -277,14 +293,17 @@ def _with_tokens(names: dict[str, str], mark: str) -> Any:
 
 
 def _widen(folder: Path) -> None:
-    """Write the model again with a decoder of 4 heads of 32."""
+    """Write the model again with a decoder of 4 heads of 32, and of 128 in linear attention."""
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(folder)
     text, tower = config.get_text_config(), config.vision_config
     text.hidden_size, text.head_dim = 128, 32
+    if hasattr(text, "linear_key_head_dim"):
+        text.linear_key_head_dim = text.linear_value_head_dim = 128
     if getattr(text, "sliding_window", None):
-        text.sliding_window = 20  # at least the 16 tokens of an image of Gemma 3, as in published models
+        # At least the tokens of an image, as in published models.
+        text.sliding_window = 80 if config.model_type == "gemma4" else 20
     if "mrope_section" in (text.rope_parameters or {}):
         text.rope_parameters["mrope_section"] = [8, 4, 4]
     if hasattr(tower, "out_hidden_size"):

@@ -76,10 +76,10 @@ class Compared:
     async def streamed(self) -> list[Completion]:
         return [await self.engine.stream(*request, "s", lambda _: None) for request in self.requests()]
 
-    def check(self, completions: list[Completion]) -> None:
+    def check(self, completions: list[Completion], tolerance: float = 1e-4) -> None:
         """Compare the log-probs of all answers with the learner's."""
         for ours, done in zip(self.scored(completions), completions, strict=True):
-            torch.testing.assert_close(ours, torch.tensor(done.logprobs), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(ours, torch.tensor(done.logprobs), rtol=tolerance, atol=tolerance)
 
     def scored(self, completions: list[Completion]) -> Iterator[torch.Tensor]:
         """Yield the learner's log-probs of each answer."""

@@ -47,6 +47,10 @@ class TestGemma3(ServerWithImages):
         return served(folder, "--no-enable-chunked-prefill")
 
 
+class TestGemma4(TestGemma3):
+    family = "gemma4"
+
+
 class TestQwen25VL(ServerWithImages):
     family = "qwen2_5_vl"
     serve = served

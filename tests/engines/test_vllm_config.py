@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import pytest
 import torch
 
 from tests.tiny import tiny_llama
-from tests.tiny_vision import save_tiny_vision
+from tests.tiny_vision import Family, save_tiny_vision
 from tests.toy import toy_recipe
 from whet.base.errors import ConfigError, WhetError
 from whet.config import SettingsError, load
 from whet.engines.config import Adapter, Deployment
 from whet.engines.router import Router
 from whet.engines.vllm import processes as vllm_processes
-from whet.engines.vllm.config import VllmGeneratorConfig
+from whet.engines.vllm.config import VllmGeneratorConfig, check_images
 from whet.engines.vllm.processes import VllmProcesses
 from whet.models.config import LoraSettings, ModelConfig
 from whet.models.loading import load_images, load_model_config
@@ -276,14 +277,49 @@ def test_engines_on_a_cluster_need_nodes_and_leave_the_choice_of_gpus_to_them(ti
             toy_recipe(tiny_model, **changes)
 
 
+def built(folder: Path, dtype: Any) -> Any:
+    images = load_images(ModelConfig(path=str(folder), vision="frozen"))
+    model = load_model_config(ModelConfig(path=str(folder)))
+    return VllmGeneratorConfig(dtype=dtype).build(model, None, Deployment(images=images))
+
+
 def test_a_model_whose_images_vllm_may_read_otherwise_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    save_tiny_vision(tmp_path, "qwen3_vl_moe")
+    words = r"reads images with gemma3, gemma4, .*, not with qwen3_vl_moe; set generator=torch"
+    with pytest.raises(ConfigError, match=words):
+        built(tmp_path, "float32")
+
+
+def test_linear_attention_is_computed_in_bfloat16_without_a_cache_of_states(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     save_tiny_vision(tmp_path, "qwen3_5")
-    images = load_images(ModelConfig(path=str(tmp_path), vision="frozen"))
-    config = load_model_config(ModelConfig(path=str(tmp_path)))
-    with pytest.raises(
-        ConfigError, match=r"reads images with gemma3, idefics3, .*, not with qwen3_5; set generator=torch"
-    ):
-        VllmGeneratorConfig(dtype="float32").build(config, None, Deployment(images=images))
+    with pytest.raises(ConfigError, match=r"the linear attention of qwen3_5 in bfloat16 only; set generator\.dtype"):
+        built(tmp_path, "float32")
+    assert not built(tmp_path, "bfloat16").config.prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("family", "part", "setting", "words"),
+    [
+        ("gemma3", None, ("mm_tokens_per_image", 256), r"an image has 256 tokens, and layers of the model see 6"),
+        ("gemma4", None, None, r"an image has 70 tokens, and layers of the model see 6 \(sliding_window\)"),
+        ("gemma4", "vision_config", ("default_output_length", None), r"vision_config\.default_output_length"),
+        ("gemma4", "text_config", ("pad_token_id", 3), r"as token 0 and in the learner as pad_token_id, which is 3"),
+        ("gemma4", "text_config", ("sliding_window", 70), None),
+        ("gemma4_small", None, None, None),  # whose images are read from left to right
+    ],
+)
+def test_settings_with_which_vllm_reads_images_otherwise_are_refused(
+    tmp_path: Path, family: Family, part: str | None, setting: tuple[str, int | None] | None, words: str | None
+) -> None:
+    save_tiny_vision(tmp_path, family)
+    config: Any = load_model_config(ModelConfig(path=str(tmp_path)))
+    if setting is not None:
+        setattr(config if part is None else getattr(config, part), *setting)
+    with nullcontext() if words is None else pytest.raises(ConfigError, match=words):
+        check_images(config)

@@ -77,8 +77,8 @@ class VllmAdapter:
         slot = self._slot(name)
         if location is None or slot is None:
             return None
-        layer, place, is_a = location
-        part = cut(layer.base_layer, place, tensor, inputs=is_a, outputs=not is_a)
+        layer, places, is_a = location
+        part = cut(layer.base_layer, places, tensor, inputs=is_a, outputs=not is_a)
         if part is None:
             return None
         if not is_a:
@@ -97,16 +97,17 @@ class VllmAdapter:
         location = self._find(name)
         if location is None:
             return None
-        layer, place, is_a = location
+        layer, places, is_a = location
         stacked = layer.lora_a_stacked if is_a else layer.lora_b_stacked
-        if place is None and len(stacked) > 1:
+        places = places or range(len(stacked))
+        if len(places) > 1:
             return None
-        slots: Tensor = stacked[place or 0][:, 0]
+        slots: Tensor = stacked[places.start][:, 0]
         numbers = self._manager.lora_index_to_id
         return slots[numbers.index(NUMBER)] if NUMBER in numbers else torch.zeros_like(slots[0])
 
-    def _find(self, name: str) -> tuple[Any, int | None, bool] | None:
-        """Return (vLLM's layer with LoRA, the index among its fused matrices, True for A)."""
+    def _find(self, name: str) -> tuple[Any, range | None, bool] | None:
+        """Return (vLLM's layer with LoRA, the indices among its fused matrices, True for A)."""
         from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
         from vllm.lora.utils import parse_fine_tuned_lora_name
 

@@ -2,8 +2,8 @@
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -28,7 +28,7 @@ CPU_CACHE_GIB = 1.0
 _VOCABULARY = 64  # vLLM pads the vocabulary to a multiple of this
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The maximum ranks that vLLM supports."""
-WITH_IMAGES = ("gemma3", "idefics3", "internvl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+WITH_IMAGES = ("gemma3", "gemma4", "idefics3", "internvl", "qwen2_5_vl", "qwen3_5", "qwen3_vl", "smolvlm")
 """The types of models that read images in vLLM as they do in the learner, which tests compare."""
 _GUESSES = (
     "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by an uninitialised "
@@ -36,20 +36,42 @@ _GUESSES = (
 )
 
 
-def check_images(model: "PretrainedConfig") -> None:
-    """Raise ``ConfigError`` if it isn't known that vLLM reads the images of a model as the learner does."""
-    if model.model_type not in WITH_IMAGES:
+def check_images(model: "PretrainedConfig", families: Sequence[str] = WITH_IMAGES) -> None:
+    """Raise ``ConfigError`` if it isn't known that vLLM reads the images of a model as the learner does. ``families``:
+    the types of models of which it is known."""
+    if model.model_type not in families:
         raise ConfigError(
-            f"vLLM reads images with {', '.join(WITH_IMAGES)}, not with {model.model_type}; set generator=torch, or "
+            f"vLLM reads images with {', '.join(families)}, not with {model.model_type}; set generator=torch, or "
             "leave model.vision out"
         )
-    window = getattr(model.get_text_config(), "sliding_window", None)
-    size = getattr(model, "mm_tokens_per_image", 0)
-    if model.model_type == "gemma3" and window and size > window:
+    text: Any = model.get_text_config()
+    window, size = getattr(text, "sliding_window", None), getattr(model, "mm_tokens_per_image", 0)
+    whole = model.model_type == "gemma3"
+    if model.model_type == "gemma4":
+        size = _size_in_gemma_4(model)
+        whole = text.use_bidirectional_attention == "vision"
+    if whole and window and size > window:
         raise ConfigError(
             f"an image has {size} tokens, and layers of the model see {window} (sliding_window), where vLLM lets the "
             "tokens of an image not attend to all of it; set generator=torch"
         )
+
+
+def _size_in_gemma_4(model: Any) -> int:
+    """Return the tokens of an image in Gemma 4. Raises ``ConfigError`` where vLLM embeds it in another way."""
+    size: int | None = getattr(model.vision_config, "default_output_length", None)
+    if size is None:
+        raise ConfigError(
+            "vLLM counts the tokens of an image by vision_config.default_output_length, which the model's config.json "
+            "doesn't have: write it there (max_soft_tokens of the model's processor), or set generator=torch"
+        )
+    text = model.get_text_config()
+    if text.hidden_size_per_layer_input and text.pad_token_id != 0:
+        raise ConfigError(
+            f"layers of the model embed the tokens of images again, in vLLM as token 0 and in the learner as "
+            f"pad_token_id, which is {text.pad_token_id}; set generator=torch"
+        )
+    return size
 
 
 class Speculative(Guesses, ABC):
@@ -266,4 +288,16 @@ class VllmGeneratorConfig(GeneratorConfig):
             raise ConfigError(_GUESSES)
         from whet.engines.vllm.generator import VllmGenerator
 
-        return VllmGenerator(self, model, tokenizer, deployment)
+        return VllmGenerator(self if deployment.gpus else self._on_cpus(model), model, tokenizer, deployment)
+
+    def _on_cpus(self, model: "PretrainedConfig") -> "VllmGeneratorConfig":
+        """Return the settings with which vLLM computes a model on CPUs. Raises ``ConfigError`` if it can't."""
+        if "linear_attention" not in (getattr(model.get_text_config(), "layer_types", None) or ()):
+            return self
+        if self.dtype != "bfloat16":
+            raise ConfigError(
+                f"on CPUs vLLM computes the linear attention of {model.model_type} in bfloat16 only; set "
+                "generator.dtype=bfloat16, or generator=torch"
+            )
+        # A cache of states asks for prompts in parts, after which CPUs can't continue a seeded sample.
+        return self.model_copy(update={"prefix_caching": False})

@@ -1,6 +1,6 @@
-"""Attention of vLLM on CPUs for models in which the tokens of an image attend to all of it (Gemma 3). vLLM's backend
-for CPUs has a causal mask only, and ignores which tokens belong to images. Here it computes these tokens a second time,
-without a mask: as another sequence, which ends with the image, in the same cache.
+"""Attention of vLLM on CPUs for models in which the tokens of an image attend to all of it (Gemma 3 and 4). vLLM's
+backend for CPUs has a causal mask only, and ignores which tokens belong to images. Here it computes these tokens a
+second time, without a mask: as another sequence, which ends with the image, in the same cache.
 
     keys      t t I I I I t t            t text, I image
     query I   1 1 1 1 1 1 0 0            the sequence of the second pass has 6 tokens, of which 4 are queries
@@ -36,7 +36,7 @@ def install() -> None:
 
     def build(self: Any, common_prefix_len: int, common: Any, fast_build: bool = False) -> Any:
         metadata: Any = plain_build(self, common_prefix_len, common, fast_build)
-        metadata.whet_images = _queries(self, metadata, common)
+        metadata.mm_prefix_range = _queries(self, metadata, common)  # vLLM clears it in layers without a window
         return metadata
 
     def forward(
@@ -44,7 +44,7 @@ def install() -> None:
         **more: Any,
     ) -> Tensor:  # fmt: skip
         plain_forward(self, layer, query, key, value, kv_cache, attn_metadata, output, **more)
-        images: ImageQueries | None = getattr(attn_metadata, "whet_images", None)
+        images: ImageQueries | None = getattr(attn_metadata, "mm_prefix_range", None)
         if images is not None:
             again = torch.empty_like(output[images.rows])
             plain_forward(self, layer, query[images.rows], key, value, kv_cache, images.metadata, again, **more)

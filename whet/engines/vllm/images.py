@@ -26,14 +26,16 @@ READS = "WHET_ENGINE_READS"
 """The environment variable that is set in the processes of an engine that whet starts for a model that reads images."""
 _PARTS = ("", ".io", ".transforms", ".transforms.v2", ".transforms.v2.functional")
 _STOOD_IN_FOR = tuple(f"torchvision{part}" for part in _PARTS)
-_LOOKS_AHEAD = "Gemma3ForConditionalGeneration"
+_GEMMA_3 = "Gemma3ForConditionalGeneration"
+_LOOK_AHEAD = {_GEMMA_3, "Gemma4ForConditionalGeneration"}
 _JOINS = ("_apply_token_matches", "_apply_token_matches_with_placeholders", "_find_mm_placeholders")
 _CLASSES = {
-    _LOOKS_AHEAD,
+    *_LOOK_AHEAD,
     "Idefics3ForConditionalGeneration",
     "InternS1ForConditionalGeneration",  # also of InternVL
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 }
 
@@ -58,29 +60,29 @@ def _load(entry: Any) -> object:
     with _stand_ins():
         model = getattr(import_module(entry.module_name), entry.class_name)
     from vllm.multimodal.processing.context import BaseProcessingInfo, InputProcessingContext
+    from vllm.platforms import current_platform
 
-    if entry.class_name == _LOOKS_AHEAD:
-        _prepare_gemma(model)
+    if entry.class_name == _GEMMA_3:
+        _prepare_gemma_3(model)
+    if entry.class_name in _LOOK_AHEAD and current_platform.is_cpu():
+        install()
     context: Any = InputProcessingContext
     context.get_hf_processor = _processor
     info = model._processor_factory.info
     info.get_hf_processor = BaseProcessingInfo.get_hf_processor  # InternVL's adds a processor of videos
     info.supported_mm_limits = {"image": None}  # any number of them, and no videos
     info.supported_mm_processor_kwargs = property(BaseProcessingInfo.get_supported_mm_processor_kwargs)
-    info.get_max_video_tokens = _none
+    info.get_max_video_tokens = info.has_audio = _none  # has_audio: Gemma 4's, for which 0 is False
     return model
 
 
-def _prepare_gemma(model: Any) -> None:
+def _prepare_gemma_3(model: Any) -> None:
     from vllm.multimodal.processing import BaseMultiModalProcessor
-    from vllm.platforms import current_platform
 
     for name in _JOINS:  # line breaks around an image with the text's, which the learner doesn't do
         setattr(model._processor_factory.processor, name, getattr(BaseMultiModalProcessor, name))
     for part in ("embeddings", "encoder", "post_layernorm"):  # transformers 5 writes them without vision_model
         model.hf_to_vllm_mapper.orig_to_new_prefix[f"vision_tower.{part}."] = f"vision_tower.vision_model.{part}."
-    if current_platform.is_cpu():
-        install()
 
 
 def _none(*_: object) -> int:

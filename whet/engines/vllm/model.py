@@ -9,6 +9,7 @@ part is read back.
 
 import inspect
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from whet.engines.vllm.adapter import VllmAdapter
+
+_MATRICES = {"in_proj_qkv": 3}
+"""The layers of Hugging Face's models that are more than one of the matrices that vLLM fuses."""
 
 
 class VllmModel:
@@ -160,16 +164,18 @@ class VllmModel:
         parameter = getattr(location[0], kind, None) if location else None
         if location is None or parameter is None:
             return None
-        module, place = location
+        if hasattr(location[0], "_cpu_unpacked_conv_weight"):  # on CPUs it computes with a packed copy
+            return None
+        module, places = location
         head = isinstance(module, VocabParallelEmbedding) and path.endswith("lm_head")
-        if kind == "weight" and (head or isinstance(module, LinearBase)):
+        if columns and kind == "weight" and (head or isinstance(module, LinearBase)):
             parameter = self._product(module, columns)
         elif columns:
             parameter = parameter[:, columns]
-        if place is None:
+        if places is None:
             return parameter
-        sizes = module.output_partition_sizes
-        return parameter.narrow(0, sum(sizes[:place]), sizes[place])
+        ends = list(accumulate(module.output_partition_sizes, initial=0))
+        return parameter[ends[places.start] : ends[places.stop]]
 
     def _product(self, module: Any, columns: list[int]) -> Tensor:
         """Return [rows, len(columns)]. One number times 1 plus other numbers times 0 is exact in any precision."""
@@ -183,8 +189,8 @@ class VllmModel:
         self._last = module, columns, product.T
         return product.T
 
-    def find(self, path: str) -> tuple[Any, int | None] | None:
-        """Return (module, index among its fused matrices, or None for the whole module); None if there is no such
+    def find(self, path: str) -> tuple[Any, range | None] | None:
+        """Return (module, indices among its fused matrices, or None for the whole module); None if there is no such
         module."""
         modules = self._modules
         if path not in modules and self._mapper is not None:
@@ -195,7 +201,8 @@ class VllmModel:
         for fused, parts in self._fused.items():
             module = modules.get(f"{parent}.{fused}")
             if part in parts and module is not None:
-                return module, parts.index(part)
+                first = sum(_MATRICES.get(before, 1) for before in parts[: parts.index(part)])
+                return module, range(first, first + _MATRICES.get(part, 1))
         return None
 
 
@@ -217,9 +224,11 @@ def _with_lora(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     ]
 
 
-def cut(module: Any, place: int | None, tensor: Tensor, *, inputs: bool = True, outputs: bool = True) -> Tensor | None:
+def cut(
+    module: Any, places: range | None, tensor: Tensor, *, inputs: bool = True, outputs: bool = True
+) -> Tensor | None:
     """Return a rank's part of a tensor with a dimension for each of a linear layer's ``inputs`` (the second) and
-    ``outputs`` (the first); for fused layers, of the matrix at ``place``. None if the layer's class may split
+    ``outputs`` (the first); for fused layers, of the matrices at ``places``. None if the layer's class may split
     differently."""
     from vllm.model_executor.layers import linear
 
@@ -230,7 +239,7 @@ def cut(module: Any, place: int | None, tensor: Tensor, *, inputs: bool = True, 
         width = int(module.input_size_per_partition)
         return tensor.narrow(1, module.tp_rank * width, width) if inputs else tensor
     if kind in (linear.ColumnParallelLinear, linear.MergedColumnParallelLinear, linear.QKVParallelLinear):
-        return _rows(module, place, tensor) if outputs else tensor
+        return _rows(module, places, tensor) if outputs else tensor
     return None
 
 
@@ -242,12 +251,12 @@ def in_8_bits(matrix: Tensor) -> Tensor:
     return (matrix / scale).clamp(-most, most).to(kind).float() * scale
 
 
-def _rows(module: Any, place: int | None, tensor: Tensor) -> Tensor | None:
-    """Return a rank's rows of a matrix, or of its bias, that is split by rows; for fused matrices (``place`` None) the
-    rows of each, concatenated. None if the sizes don't fit."""
+def _rows(module: Any, places: range | None, tensor: Tensor) -> Tensor | None:
+    """Return a rank's rows of a matrix, or of its bias, that is split by rows; for fused matrices (all of them where
+    ``places`` is None) the rows of each, concatenated. None if the sizes don't fit."""
     sizes: list[int] = module.output_partition_sizes  # this rank's rows of each matrix
     rows, whole = [], 0
-    for number in range(len(sizes)) if place is None else (place,):
+    for number in range(len(sizes)) if places is None else places:
         # With fewer key-value heads than ranks, several ranks have the same ones.
         copies = getattr(module, "num_kv_head_replicas", 1) if number else 1
         first = whole + module.tp_rank // copies * sizes[number]
