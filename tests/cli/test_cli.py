@@ -120,7 +120,7 @@ def test_a_wrong_recipe_ends_in_one_message_with_code_2_and_no_heavy_import(fold
         (["show", "a" * 300 + ".yaml"], "the name is too long for a file or folder"),
         (["train", "r.yaml", "--folder", "a" * 300], "the name is too long for a file or folder"),
         (["resume", "a" * 300], "the name is too long for a file or folder"),
-        (["train", "r.yaml", "--folder", "."], "it exists and is not empty"),
+        (["train", "r.yaml", "--folder", "."], "it exists and is not empty. It is not a run: name another folder"),
     ],
 )
 def test_a_wrong_command_line_is_answered_without_a_traceback(folder, words, message):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import re
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
@@ -15,11 +16,13 @@ from tests.toy import Flaky, Hanging, Lowercase, toy_recipe, write_recipe
 from tests.weights.collected import load_into
 from whet.base.errors import ConfigError, DataError, DeadlineError
 from whet.cli.main import main
+from whet.config import SettingsError, load
 from whet.core.types import Task
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.run.build import build_generator, build_renderer, trained_weights
 from whet.run.evaluate import Report, evaluate, evaluate_tasks
 from whet.run.evaluation import EvaluationConfig
+from whet.run.recipe import Recipe
 from whet.run.run import start
 from whet.show.facts import Summary
 from whet.tasks import isolated
@@ -273,3 +276,16 @@ def test_a_comparison_is_that_of_the_single_tasks() -> None:
         "a/difference": 0.5
     }
     assert "difference_p" not in report(0.5, 0.25, samples=4).compare(report(0.5, 0.5, samples=4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"samples": 10**20}, "samples: expected greater than 0 and at most 100000"),
+        ({"temperature": math.inf}, "temperature: expected a finite number"),
+        ({"limit": 0}, "limit: expected"),
+    ],
+)
+def test_changes_of_an_evaluation_are_checked_like_settings(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=f"^evaluation: {says}"):
+        load(Recipe, "quickstart").value.evaluated_with(changes)

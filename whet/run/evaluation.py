@@ -102,7 +102,10 @@ class EvaluationConfig(HeldOut):
         return self.model_copy(update=changes)
 
     def overridden(self, changes: Mapping[str, object]) -> Self:
-        """Return the settings with changes, which hold for the additional sets too, but for the split."""
+        """Return the settings with changes, which hold for the additional sets too, but for the split. Raises
+        ``SettingsError`` for changes that no recipe may have."""
+        checked: dict[str, Any] = dict(changes)
+        type(self)(**checked)  # a copy with changes is not checked
         of_sets = {name: value for name, value in changes.items() if name in ("limit", *_OWN)}
         sets = {name: each.model_copy(update=of_sets) for name, each in self.sets.items()}
         return self.model_copy(update={**changes, "sets": sets})

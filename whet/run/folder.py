@@ -45,7 +45,9 @@ def check_free(folder: Path) -> None:
     if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
         raise ConfigError(f"--folder {folder}: a file is in the way")
     if folder.exists() and {path.name for path in folder.iterdir()} - LEFT_BY_A_FAILED_START:
-        raise ConfigError(f"--folder {folder}: it exists and is not empty. To continue that run: whet resume {folder}")
+        is_run = (folder / "recipe.yaml").exists()
+        advice = f"To continue that run: whet resume {folder}" if is_run else "It is not a run: name another folder"
+        raise ConfigError(f"--folder {folder}: it exists and is not empty. {advice}")
 
 
 def create(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -12,7 +13,7 @@ from whet.base.errors import ConfigError
 from whet.chat.template_file import ChatTemplate
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import CLUSTERS, ClusterConfig, DevicesConfig
-from whet.config import Component, Config
+from whet.config import Component, Config, SettingsError
 from whet.config.component import cannot_be_found
 from whet.data.base import ROWS, Data
 from whet.data.rows import Rows
@@ -122,8 +123,11 @@ class Recipe(Config):
 
     def evaluated_with(self, changes: Mapping[str, object]) -> Self:
         """Return the recipe with changed settings of its evaluations on tasks. Raises ``ConfigError`` for settings that
-        contradict each other."""
-        evaluation = self.evaluation.overridden(changes)
+        no recipe may have, or that contradict each other."""
+        try:
+            evaluation = self.evaluation.overridden(changes)
+        except SettingsError as error:
+            raise SettingsError([replace(issue, where="evaluation") for issue in error.issues]) from None
         if problems := "\n".join(evaluation.problems(self.sampling)):
             raise ConfigError(problems)
         return self.model_copy(update={"evaluation": evaluation})
