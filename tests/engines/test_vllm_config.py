@@ -1,12 +1,15 @@
 """Naming vLLM in a recipe imports nothing, and where it is not installed the answer says what to do."""
 
+import asyncio
 import importlib.util
 import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -323,3 +326,23 @@ def test_settings_with_which_vllm_reads_images_otherwise_are_refused(
         setattr(config if part is None else getattr(config, part), *setting)
     with nullcontext() if words is None else pytest.raises(ConfigError, match=words):
         check_images(config)
+
+
+def test_an_engine_whose_process_ends_while_it_is_killed_closes_its_sockets() -> None:
+    class Engine:
+        output_handler = None
+        closed = 0
+
+        @property
+        def engine_core(self) -> Any:
+            return SimpleNamespace(resources=self.close)
+
+        def close(self) -> None:
+            self.closed += 1
+
+        def shutdown(self, timeout: float) -> None:
+            raise psutil.NoSuchProcess(1)
+
+    engine: Any = Engine()
+    asyncio.run(VllmProcesses(VllmGeneratorConfig(dtype="float32"), Deployment()).end(engine))
+    assert engine.closed == 1

@@ -201,12 +201,20 @@ class VllmProcesses:
                 if engine is None or process.status() == psutil.STATUS_STOPPED:  # a frozen process doesn't react
                     process.kill()
         if engine is not None:
-            engine.shutdown(timeout=_PATIENCE)
+            _shut_down(engine)
         _, remaining = psutil.wait_procs(remaining, timeout=_PATIENCE)
         for process in remaining:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         return psutil.wait_procs(remaining, timeout=_PATIENCE)[1]
+
+
+def _shut_down(engine: "AsyncLLM") -> None:
+    try:
+        engine.shutdown(timeout=_PATIENCE)
+    except psutil.NoSuchProcess:  # one of its processes ended while vLLM was about to kill it
+        # Sockets that stay open let the garbage collection wait for them, without an end and in any thread.
+        engine.engine_core.resources()
 
 
 def _write(folder: Path, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None") -> None:
