@@ -3,10 +3,12 @@
 import json
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import close_session
 from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -92,6 +94,15 @@ def test_weights_in_a_format_that_can_run_code_are_refused(tmp_path: Path) -> No
         load_model(ModelConfig(path=str(tmp_path)), dtype=torch.float32)
 
 
+@pytest.fixture
+def new_client() -> Iterator[None]:
+    """A client of the Hub keeps the proxies that it was made with."""
+    close_session()
+    yield
+    close_session()
+
+
+@pytest.mark.usefixtures("new_client")
 def test_a_hub_id_without_a_network_fails_soon_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
