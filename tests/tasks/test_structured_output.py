@@ -154,6 +154,24 @@ OF_XML = [
 ]
 
 
+@pytest.mark.parametrize("form", ["json", "xml"])
+@pytest.mark.timeout(60)
+def test_branches_that_lead_to_one_definition_do_not_double_the_work_with_each_level(form):
+    """Two kinds of nodes, whose children are nodes of any kind."""
+    levels, node = 40, {"$ref": "#/$defs/node"}
+    inner = [{"type": "object", "properties": {"child": node, "kind": {"const": kind}}} for kind in ("a", "b")]
+    leaf = {"type": "object", "properties": {"leaf": {"type": "integer"}}}
+    schema = node | {"$defs": {"node": {"anyOf": [*inner, leaf]}}}
+    value = {"leaf": 1}
+    for _ in range(levels):
+        value = {"child": value, "kind": "b"}
+    text = f"<r>{'<child>' * levels}<leaf>1</leaf>{'</child><kind>b</kind>' * levels}</r>"
+    right, kind, other = (json.dumps(value), '"b"', '"c"') if form == "json" else (text, "<kind>b", "<kind>c")
+    for answer, reward in ((right, 1.0), (right.replace(kind, other, 1), 0.0)):
+        scores = grade_in_worker(answer, form, True, strict_schema(schema), open_schema(schema), value, "exact")
+        assert scores["reward"] == reward
+
+
 @pytest.mark.parametrize(("schema", "text", "value"), OF_XML)
 def test_texts_are_converted_by_every_form_of_a_schema(schema, text, value):
     root = {"type": "object", "properties": {"v": schema, "w": {"type": "string"}}, "$defs": {"n": {"type": "integer"}}}

@@ -4,34 +4,63 @@ from collections.abc import Iterator
 from typing import Any
 
 from whet.base.strict_json import STRICT, JsonObject
-from whet.tasks.structured.json_schema import fits_part, referred
+from whet.tasks.structured.json_schema import Checker, referred
 
 
-def as_schema(value: object, schema: Any, root: JsonObject) -> object:
-    """Return the value with its texts converted to the types of the schema, a part of ``root``, and single items to
-    lists. Of the branches of an ``anyOf`` or ``oneOf`` the first counts that the converted value fits. An empty text is
-    null where the schema allows null.
+def as_schema(value: object, schema: JsonObject) -> object:
+    """Return the value with its texts converted to the types of the schema, and single items to lists. Of the branches
+    of an ``anyOf`` or ``oneOf`` the first counts that the converted value fits. An empty text is null where the schema
+    allows null.
 
     >>> branches = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
-    >>> as_schema(["5", ""], {"items": branches}, {})
+    >>> as_schema(["5", ""], {"items": branches})
     [5, None]
     """
-    schema = schema if isinstance(schema, dict) else {}
-    for part in (*([schema["$ref"]] if "$ref" in schema else ()), *schema.get("allOf", ())):
-        value = as_schema(value, referred(part, root) if isinstance(part, str) else part, root)
-    for name in ("anyOf", "oneOf"):
-        value = _of_branches(value, schema.get(name, ()), root)
-    if "array" in _kinds(schema) and not isinstance(value, list):
-        converted = [as_schema(items, schema, root) for items in _lists(value)]
-        return next((items for items in converted if fits_part(items, schema, root)), converted[0])
-    if isinstance(value, str):
-        return _of_text(value, schema)
-    if isinstance(value, list):
-        return [as_schema(item, schema.get("items"), root) for item in value]
-    if isinstance(value, dict):
-        parts, others = schema.get("properties", {}), schema.get("additionalProperties")
-        return {name: as_schema(item, parts.get(name, others), root) for name, item in value.items()}
-    return value
+    return _Conversion(schema).of(value, schema)
+
+
+class _Conversion:
+    """Converts a value once to each reference of a schema; see ``Checker``."""
+
+    def __init__(self, root: JsonObject) -> None:
+        self._root, self._checker = root, Checker(root)
+        self._referred: dict[tuple[int, str], tuple[object, object]] = {}  # (value, which keeps its id; converted)
+
+    def of(self, value: object, schema: Any) -> object:
+        schema = schema if isinstance(schema, dict) else {}
+        if "$ref" in schema:
+            value = self._of_reference(value, schema["$ref"])
+        for part in schema.get("allOf", ()):
+            value = self.of(value, part)
+        for name in ("anyOf", "oneOf"):
+            value = self._of_branches(value, schema.get(name, ()))
+        if "array" in _kinds(schema) and not isinstance(value, list):
+            converted = [self.of(items, schema) for items in _lists(value)]
+            return next((items for items in converted if self._checker.fits(items, schema)), converted[0])
+        if isinstance(value, str):
+            return _of_text(value, schema)
+        if isinstance(value, list):
+            return [self.of(item, schema.get("items")) for item in value]
+        if isinstance(value, dict):
+            parts, others = schema.get("properties", {}), schema.get("additionalProperties")
+            return {name: self.of(item, parts.get(name, others)) for name, item in value.items()}
+        return value
+
+    def _of_reference(self, value: object, reference: str) -> object:
+        place = id(value), reference
+        if place not in self._referred:
+            self._referred[place] = value, self.of(value, referred(reference, self._root))
+        return self._referred[place][1]
+
+    def _of_branches(self, value: object, branches: Any) -> object:
+        def last(branch: Any) -> bool:
+            return value != "" or "null" not in _kinds(resolved(branch, self._root))
+
+        for branch in sorted(branches, key=last):
+            converted = self.of(value, branch)
+            if self._checker.fits(converted, branch):
+                return converted
+        return value
 
 
 def resolved(schema: Any, root: JsonObject) -> JsonObject:
@@ -39,14 +68,6 @@ def resolved(schema: Any, root: JsonObject) -> JsonObject:
     while isinstance(schema, dict) and "$ref" in schema:
         schema = referred(schema["$ref"], root)
     return schema if isinstance(schema, dict) else {}
-
-
-def _of_branches(value: object, branches: Any, root: JsonObject) -> object:
-    for branch in sorted(branches, key=lambda branch: value != "" or "null" not in _kinds(resolved(branch, root))):
-        converted = as_schema(value, branch, root)
-        if fits_part(converted, branch, root):
-            return converted
-    return value
 
 
 def _lists(value: object) -> Iterator[list[object]]:

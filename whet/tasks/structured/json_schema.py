@@ -1,7 +1,9 @@
 """JSON schemas made strict: every object must have all of its properties and no others."""
 
 import json
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
@@ -17,6 +19,7 @@ _JUDGES = ("properties", "patternProperties", "$ref", *_SHARED, "dependentSchema
 _PARTS = {*_CLOSED, *_SHARED, "anyOf", "oneOf", "not", "if", "propertyNames", "unevaluatedProperties",
           "additionalItems", "contentSchema"}  # fmt: skip
 _PARTS_BY_NAME = {*_CLOSED_BY_NAME, *_SHARED_BY_NAME}
+_FOLLOWING = ("$ref", "unevaluatedProperties", "unevaluatedItems")  # keywords that check what references lead to
 _PROBES: tuple[Any, ...] = (None, "", 0, [], [None], {}, {"": None})
 
 
@@ -63,12 +66,33 @@ def fits(value: object, strict: dict[str, object], opened: dict[str, object]) ->
     """Return whether a value fits both forms of a schema. The strict form alone would accept a value that fits two
     branches of a ``oneOf``, one of them closed, and values that an ``additionalProperties`` outside the closed places
     refuses."""
-    return all(_library().Draft202012Validator(form).is_valid(value) for form in (strict, opened))
+    return all(Checker(form).fits(value) for form in (strict, opened))
 
 
-def fits_part(value: object, part: object, root: dict[str, object]) -> bool:
-    """Return whether a value fits a part of a schema, whose references are places in the whole schema ``root``."""
-    return bool(_library().Draft202012Validator(root).evolve(schema=part).is_valid(value))
+class Checker:
+    """Checks values against a schema whose references are places in itself. A part of a value is checked once at each
+    of these places: else branches that lead to one definition would double the work with each level of a value."""
+
+    def __init__(self, schema: JsonObject) -> None:
+        self._errors: dict[tuple[str, int, int], list[object]] = {}  # of the value that is being checked
+        plain = _library().Draft202012Validator
+        once = {keyword: self._once(keyword, plain.VALIDATORS[keyword]) for keyword in _FOLLOWING}
+        kind: Any = _library().validators.extend(plain, once)
+        self._validator = kind({name: part for name, part in schema.items() if name != "$schema"})  # it names a class
+
+    def _once(self, keyword: str, check: Callable[..., Iterator[object]]) -> Callable[..., list[object]]:
+        def checked(validator: object, value: object, instance: object, part: JsonObject) -> list[object]:
+            place = keyword, id(instance), id(part)
+            if place not in self._errors:
+                self._errors[place] = [*islice(check(validator, value, instance, part), 1)]
+            return self._errors[place]
+
+        return checked
+
+    def fits(self, value: object, part: object = None) -> bool:
+        """Return whether a value fits the schema, or a part of it."""
+        self._errors.clear()
+        return bool((self._validator if part is None else self._validator.evolve(schema=part)).is_valid(value))
 
 
 def closed(schema: object, here: bool = True, close: bool = True) -> Any:

@@ -28,9 +28,9 @@ def parse(text: str, form: Format, schema: JsonObject) -> object:
     if form == "json":
         return STRICT.decode(text)
     if form == "xml":
-        return as_schema(_of_xml(text, resolved(schema, schema)), schema, schema)
+        return as_schema(_of_xml(text, resolved(schema, schema)), schema)
     if form == "csv":
-        return as_schema(_of_csv(text, resolved(schema, schema)), schema, schema)
+        return as_schema(_of_csv(text, resolved(schema, schema)), schema)
     value = tomllib.loads(text) if form == "toml" else _of_yaml(text)
     return json.loads(json.dumps(value, default=_text_of_date, allow_nan=False))
 
