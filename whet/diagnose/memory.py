@@ -15,7 +15,7 @@ _MASTER = {"float32": 4, "bfloat16": 4, "float64": 8}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 CUDA_CONTEXT = 600 * 2**20  # per process on its GPU, with the cuBLAS workspace
 _BACKWARD = 2  # a layer's backward pass needs this multiple of its activations; measured
-_HOLES = 0.16  # share of a layer's activations, for each layer; measured: 0.22 with MKL, 0.1 with oneDNN, up to 0.25
+_HOLES = 0.13  # share of a layer's activations, for each layer; measured: 0.22 to 0.25 with MKL, up to 0.1 with oneDNN
 _BLOCK = 64  # tokens by which the generator's cache grows
 
 
