@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 
@@ -54,6 +55,19 @@ class TestGemma4(TestGemma3):
 class TestQwen25VL(ServerWithImages):
     family = "qwen2_5_vl"
     serve = served
+
+
+@pytest.mark.skipif(
+    not torch.cpu._is_avx512_bf16_supported(), reason="the instructions of AVX-512 for bfloat16 are missing"
+)
+class TestQwen35(ServerWithImages):
+    family = "qwen3_5"
+    dtype = "bfloat16"
+    tolerance = 0.02
+
+    @staticmethod
+    def serve(folder: Path) -> AbstractContextManager[list[Vllm]]:
+        return served(folder, "--dtype", "bfloat16", "--no-enable-prefix-caching")
 
 
 class TestQwen3VL(ServerWithImages):

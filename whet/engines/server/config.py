@@ -12,7 +12,7 @@ from whet.base.lazy import FileDtype
 from whet.core.types import Distribution
 from whet.engines.config import Deployment, GeneratorConfig
 from whet.engines.server.access import key_in, plain_address
-from whet.engines.vllm.config import WITH_IMAGES, check_images
+from whet.engines.vllm.config import check_images
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from whet.engines.base import Engine
     from whet.engines.server.generator import ServerGenerator
 
-
-VLLM_WITH_IMAGES = tuple(name for name in WITH_IMAGES if name != "qwen3_5")
-"""The types of models that read images in servers of vLLM as they do in the learner; Qwen3.5 was tried in the run's own
-engines only."""
 SGLANG_WITH_IMAGES = ("qwen2_5_vl", "qwen3_vl")
 """The types of models in whose prompts SGLang puts images without a change of other tokens."""
 
@@ -135,7 +131,7 @@ class RemoteConfig(GeneratorConfig):
         images = None if deployment is None else deployment.images
         if images is not None:
             if self.protocol == "vllm":
-                check_images(model, VLLM_WITH_IMAGES)
+                check_images(model)
             else:
                 check_sglang_images(model)
         folder, run = WeightFolder(self.folder, model, tokenizer), secrets.token_hex(4)

@@ -73,8 +73,8 @@ class VllmApi:
             raise ConfigError(f"{url} takes no new weights: /weight_info is missing; {_START}")
         await self._client.post("/resume")  # a run that was killed may have left it paused
         only = SamplingParams(1, distribution=Distribution(temperature=0.5, top_k=1))
-        try:
-            first = await self.generate([vocabulary - 1], only, 1, None)
+        try:  # with two tokens: on CPUs vLLM ends with an error where linear attention meets a prompt of one
+            first = await self.generate([vocabulary - 1] * 2, only, 1, None)
         except RefusedError as error:
             raise ConfigError(
                 f"{url} refuses a prompt with the last of the {vocabulary} tokens of model.path, so it serves another "

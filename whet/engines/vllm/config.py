@@ -2,7 +2,7 @@
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -36,12 +36,11 @@ _GUESSES = (
 )
 
 
-def check_images(model: "PretrainedConfig", families: Sequence[str] = WITH_IMAGES) -> None:
-    """Raise ``ConfigError`` if it isn't known that vLLM reads the images of a model as the learner does. ``families``:
-    the types of models of which it is known."""
-    if model.model_type not in families:
+def check_images(model: "PretrainedConfig") -> None:
+    """Raise ``ConfigError`` if it isn't known that vLLM reads the images of a model as the learner does."""
+    if model.model_type not in WITH_IMAGES:
         raise ConfigError(
-            f"vLLM reads images with {', '.join(families)}, not with {model.model_type}; set generator=torch, or "
+            f"vLLM reads images with {', '.join(WITH_IMAGES)}, not with {model.model_type}; set generator=torch, or "
             "leave model.vision out"
         )
     text: Any = model.get_text_config()
