@@ -218,7 +218,7 @@ def _save_gemma4(folder: Path, small: bool = False) -> None:
     from transformers import Gemma4AudioConfig, Gemma4Config
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
-    tokenizer = _with_tokens(_GEMMA4_MARKS, "<|image|>")
+    tokenizer = _with_tokens(_GEMMA4_MARKS, "<|image|>", padded_by_0=True)
     text = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB + 8, "global_head_dim": 32}
     text |= {"pad_token_id": 0, "use_bidirectional_attention": "vision"}
     tower = {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 3}
@@ -276,13 +276,23 @@ def _save_llama4(folder: Path) -> None:
     Llama4Processor(images, tokenizer, patch_size=8, pixel_shuffle_ratio=0.5).save_pretrained(folder)
 
 
-def _with_tokens(names: dict[str, str], mark: str) -> Any:
-    """Return a tokenizer with tokens under these names, whose chat template writes ``mark`` for an image."""
+def _with_tokens(names: dict[str, str], mark: str, *, padded_by_0: bool = False) -> Any:
+    """Return a tokenizer with tokens under these names, whose chat template writes ``mark`` for an image.
+    ``padded_by_0``: the padding token and the first byte change places."""
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+    backend = tiny_tokenizer().backend_tokenizer
+    if padded_by_0:
+        settings = json.loads(backend.to_str())
+        ids, padding = settings["model"]["vocab"], vocab_id(SPECIAL[0])
+        first = next(token for token, number in ids.items() if number == 0)
+        ids |= {first: padding, SPECIAL[0]: 0}
+        next(token for token in settings["added_tokens"] if token["content"] == SPECIAL[0])["id"] = 0
+        backend = Tokenizer.from_str(json.dumps(settings))
     template = TEMPLATE.replace("<image>", mark)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tiny_tokenizer().backend_tokenizer,
+        tokenizer_object=backend,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         extra_special_tokens=names,

@@ -1,5 +1,7 @@
 """Whole runs on prompts with images: GRPO in step and asynchronously, rows, reward models, also resumed, and export."""
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from whet.metrics.sinks.jsonl import read_metrics, without_time
 from whet.models.config import ModelConfig
 from whet.models.loading import load_images, load_model
 from whet.models.reward_model import RewardModel
+from whet.models.tiny import tiny_tokenizer
 from whet.run import run
 from whet.tasks.base import TaskSet
 
@@ -217,6 +220,23 @@ def test_a_reward_model_that_could_not_be_exported_is_refused_before_it_learns(
     with pytest.raises(ConfigError, match="could not be exported: transformers has no sequence classifier of Idefics3"):
         run.start(judge_recipe(model, tmp_path), tmp_path / "run")
     assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_a_reward_model_that_computes_with_its_padding_token_keeps_it(
+    models: dict[Family, Path], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(models["gemma4"], model)
+    out = export(run.start(judge_recipe(model, tmp_path, steps=2), tmp_path / "run"), tmp_path / "judge").path
+    config = json.loads((out / "config.json").read_text())
+    assert config["pad_token_id"] == config["text_config"]["pad_token_id"] == 0
+
+    settings = json.loads((model / "config.json").read_text())
+    (last,) = tiny_tokenizer().encode("\n")  # with which the template ends conversations
+    settings["text_config"]["pad_token_id"] = last
+    (model / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=f"computes with its padding token {last} at images, and that token ends"):
+        run.start(judge_recipe(model, tmp_path), tmp_path / "refused")
 
 
 def test_a_reward_model_of_texts_refuses_images_in_words(tiny_model: Path, tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: 
     if chat_template is not None or judges:
         renderer = Renderer(tokenizer, chat_template)
         tokenizer.chat_template = renderer.template
-        padding = choose_padding(tokenizer, renderer) if judges else None
+        padding = choose_padding(tokenizer, renderer, config) if judges else None
     if config.vision is not None:
         save_processor(resolve(config), staging)
     tokenizer.save_pretrained(staging)

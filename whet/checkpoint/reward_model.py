@@ -52,12 +52,21 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> "PreTrainedModel":
     return _classifier(model.eval(), head.float(), images)
 
 
-def choose_padding(tokenizer: "PreTrainedTokenizerBase", renderer: "Renderer") -> int:
+def choose_padding(tokenizer: "PreTrainedTokenizerBase", renderer: "Renderer", config: "ModelConfig") -> int:
     """Set the tokenizer's padding token; return its id. A classifier reads the last token that isn't padding, so
     padding must differ from the token that ends conversations. Raises ``WhetError`` where there is no such token."""
+    from whet.models.images import padding_at_images
+    from whet.models.loading import load_model_config
+
+    needed = None if config.vision is None else padding_at_images(load_model_config(config))
     last = renderer.render_whole([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])[-1]
+    if needed == last:
+        raise WhetError(
+            f"the model computes with its padding token {needed} at images, and that token ends conversations, so that "
+            "a classifier would take the end for padding; set a chat_template that ends in another token"
+        )
     special = [token for token, added in tokenizer.added_tokens_decoder.items() if added.special]
-    usual = [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id]
+    usual = [needed, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id]
     free = [token for token in [*usual, *special] if token not in (None, last)]
     if not free:
         raise WhetError(

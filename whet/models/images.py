@@ -3,7 +3,7 @@ tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,9 @@ from whet.models.device import placed
 from whet.models.image_processor import ImageProcessor, feature_rows, grid_positions
 from whet.models.shards import Tokens
 from whet.models.stages import Stage, StageInput
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass(slots=True, frozen=True)
@@ -157,14 +160,21 @@ def _embed(
 def _of_layers(model: nn.Module, tokens: Tensor) -> Tensor | None:
     """Return the embeddings of tokens for each layer, [N, layers, D], if the model has any (Gemma 4); tokens of images
     have the embeddings of padding."""
-    text: Any = unwrapped(model).config.get_text_config()
-    if not getattr(text, "hidden_size_per_layer_input", 0):
+    padding = padding_at_images(unwrapped(model).config)
+    if padding is None:
         return None
-    ids = tokens.where(tokens >= 0, text.pad_token_id)
+    ids = tokens.where(tokens >= 0, padding)
     decoder: Any = decoder_of(model)
     table = decoder.embed_tokens_per_layer.weight
     inputs: Tensor = decoder.get_per_layer_inputs(placed(ids, table.device)[None], None)
     return inputs[0]
+
+
+def padding_at_images(config: "PretrainedConfig") -> int | None:
+    """Return the padding token whose embeddings for each layer the tokens of images have; ``None``: a model without
+    such embeddings. Another padding token would make it another model."""
+    text: Any = config.get_text_config()
+    return text.pad_token_id if getattr(text, "hidden_size_per_layer_input", 0) else None
 
 
 def image_features(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.base.closing import Closing
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, WhetError
 from whet.base.seeds import derive_seed
 from whet.base.strict_json import JsonObject
 from whet.core.types import Distribution
@@ -166,14 +166,17 @@ def check_megatron(recipe: "Recipe") -> None:
 
 def check_reward_model(recipe: "Recipe") -> None:
     """Raise ``ConfigError``, before anything is started, where a reward model could not be exported."""
+    from whet.checkpoint.reward_model import choose_padding
     from whet.models.loading import load_model_config
     from whet.models.sequence_classifier import classifier_class
 
     if "reward_model" not in recipe.algorithm.roles:
         return
+    renderer = build_renderer(recipe)  # not the run's: a padding token is set
     try:
         classifier_class(load_model_config(recipe.model))
-    except ValueError as error:
+        choose_padding(renderer.tokenizer, renderer, recipe.model)
+    except (ValueError, WhetError) as error:
         raise ConfigError(f"a reward model of {recipe.model.path} could not be exported: {error}") from None
 
 
