@@ -1,4 +1,5 @@
-"""Breaks the losses, their weights and the advantages in small ways and checks that some test notices each.
+"""Breaks what a step learns from, in small ways, and checks that some test notices each: the losses, their weights, the
+advantages, the filters and the rewards.
 
     python -m tests.mutate                       all mutants of all files
     python -m tests.mutate kl value              the mutants of files whose name contains one of the words
@@ -73,6 +74,9 @@ TESTED = {
     "whet/algorithms/prime.py": [*_ADVANTAGES, "tests/algorithms/test_process_rewards.py", "-k", "process or baseline"],
     "whet/distillation/mixture.py": ["tests/distillation/test_retokenize.py", "tests/distillation/test_mixture.py"],
     "whet/distillation/retokenize.py": ["tests/distillation/test_retokenize.py"],
+    "whet/rollouts/filters.py": ["tests/rollouts/test_filters.py"],
+    "whet/rollouts/rewards.py": ["tests/rollouts/test_rewards.py"],
+    "whet/rollouts/sum_tree.py": ["tests/rollouts/test_sum_tree.py"],
 }
 TESTS = {
     str(file.relative_to(ROOT)): tests for pattern, tests in MUTATED.items() for file in sorted(ROOT.glob(pattern))
@@ -162,6 +166,10 @@ EQUIVALENT: dict[str, str] = {
     "mismatch(batch.column('old_logprobs'), batch.column('rollout_logprobs'), batch).double()": (_LONG_STEPS),
     "whet/algorithms/token_selection.py: at_trained(batch, column).double() -> at_trained(batch, column)  in  "
     "column = at_trained(batch, column).double()": _LONG_STEPS,
+    "whet/rollouts/rewards.py: '' -> '?'  in  matching = sum((unicodedata.name(letter, '')"
+    ".startswith(self.script.upper()) for letter in letters))": "no script's name begins with it either",
+    "whet/rollouts/sum_tree.py: 1 -> 2  in  self._leaves = 1 << count.bit_length()": "a larger tree gives the same",
+    "whet/rollouts/sum_tree.py: 2 -> 3  in  self._sums = [0.0] * (2 * self._leaves)": "further sums are never read",
     "whet/losses/kl.py: logprobs.detach() -> logprobs  in  "
     "return token_metrics(batch, {'kl': KL().estimate(logprobs.detach(), reference)})": _ONLY_A_GRAPH,
 }

@@ -1,9 +1,10 @@
 """Each mistake in a recipe is reported with its key, its line and the fix."""
 
 import pytest
+from pydantic import Field
 
-from tests.config.settings import Optimizer, Required, Settings
-from whet.config import RecipeError, SettingsError, load
+from tests.config.settings import Loss, Optimizer, Required, Settings
+from whet.config import Config, RecipeError, SettingsError, load
 from whet.config.issues import nearest
 
 CASES = {
@@ -45,7 +46,7 @@ CASES = {
     "inf": ("optimizer: {beta: -.inf}", "optimizer.beta: expected a finite number"),
     "too large": ("optimizer: {beta: 1e999}", "optimizer.beta: expected a finite number"),
     "list for a section": ("optimizer: [1]", "optimizer: expected a mapping (lr, beta, warmup), got a list of 1"),
-    "section for a number": ("steps: {a: 1}", "steps: expected a whole number, got a mapping"),
+    "section for a number": ("steps: {a: 1}", "steps: expected a whole number, got a mapping of 1"),
     "number for a list": ("losses: 3", "losses: expected a list"),
     "short list": ("sizes: [1]", "sizes.1: is missing"),
     "long list": ("sizes: [1, 2, 3]", "sizes: expected a list of 2: a whole number, a whole number, got a list of 3"),
@@ -112,6 +113,16 @@ def complaint(text: str | bytes, *overrides: str, root=Settings) -> str:
 @pytest.mark.parametrize(("text", "expected"), CASES.values(), ids=CASES.keys())
 def test_a_mistake_is_named_with_its_key_line_and_cure(text, expected):
     assert expected in complaint(text)
+
+
+class Parts(Config):
+    parts: dict[str, Loss] = Field(min_length=1, max_length=2)
+
+
+@pytest.mark.parametrize(("parts", "size"), [("{}", 0), ("{a: {}, b: {}, c: {}}", 3)])
+def test_the_wrong_size_of_a_mapping_is_named_with_its_bounds(parts: str, size: int) -> None:
+    expected = f"a mapping of at least 1 and a mapping of at most 2, got a mapping of {size}"
+    assert complaint(f"parts: {parts}", root=Parts) == f"r.yaml:1: parts: expected {expected}"
 
 
 OVERRIDES = {

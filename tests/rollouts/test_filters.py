@@ -1,11 +1,33 @@
 """The filters of groups."""
 
+from typing import Any
+
 import pytest
 
 from tests.groups import group
+from whet.base.errors import ConfigError
 from whet.config import SettingsError
+from whet.config.component import Component
 from whet.core.types import Status
-from whet.rollouts.filters import BestAndWorst, DynamicSampling, OverlongFilter, OverlongShaping, PassRate
+from whet.rollouts.filters import (
+    FILTERS,
+    BestAndWorst,
+    DynamicSampling,
+    Filter,
+    OverlongFilter,
+    OverlongShaping,
+    PassRate,
+)
+
+
+def test_registered_names_lead_to_their_classes() -> None:
+    assert {name: Component(FILTERS).resolve(name)[0] for name in FILTERS} == {
+        "dynamic_sampling": DynamicSampling,
+        "pass_rate": PassRate,
+        "overlong_shaping": OverlongShaping,
+        "overlong_filter": OverlongFilter,
+        "best_and_worst": BestAndWorst,
+    }
 
 
 def test_dynamic_sampling_drops_groups_without_spread_and_only_those() -> None:
@@ -78,3 +100,41 @@ def test_the_pass_rate_filter_goes_by_the_score_correct_where_there_is_one() -> 
 def test_the_bounds_of_the_pass_rate_filter_are_in_order() -> None:
     with pytest.raises(SettingsError, match="low must not exceed high"):
         PassRate(low=0.8, high=0.2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "refused"),
+    [
+        (PassRate, {"low": -0.1}, "low: expected at least 0 and"),
+        (PassRate, {"low": 1.5, "high": 1.5}, "low: expected at least 0 and"),
+        (PassRate, {"high": 1.1}, "high: expected at least 0 and"),
+        (PassRate, {"low": -0.1, "high": -0.1}, "high: expected at least 0 and"),
+        (OverlongShaping, {"limit": 0, "buffer": 2}, "limit: expected greater than 0"),
+        (OverlongShaping, {"limit": 4, "buffer": 0}, "buffer: expected greater than 0"),
+        (OverlongShaping, {"limit": 4, "buffer": 2, "penalty": -1.0}, "penalty: expected at least 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(kind: type[Filter], settings: dict[str, Any], refused: str) -> None:
+    with pytest.raises(SettingsError, match=refused):
+        kind(**settings)
+
+
+def test_the_ends_of_the_ranges_are_allowed() -> None:
+    made = group("g", [1], [[2], [3, 4]], [0.0, 1.0])
+    assert PassRate(low=0.0, high=1.0)(made) is made
+    shaped = OverlongShaping(limit=1, buffer=1)(made)
+    assert shaped is not None
+    assert [episode.reward for episode in shaped.episodes] == [-1.0, 0.0]
+    unshaped = OverlongShaping(limit=1, buffer=1, penalty=0.0)(made)
+    assert unshaped is not None
+    assert [episode.reward for episode in unshaped.episodes] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name"), [(OverlongShaping(limit=2, buffer=1), "overlong_shaping"), (BestAndWorst(), "best_and_worst")]
+)
+def test_a_filter_of_one_reward_refuses_rewards_by_role(chosen: Filter, name: str) -> None:
+    made = group("g", [1], [[2], [3]], [0.0, 1.0])
+    made.episodes[1].rewards = {"first": 1.0, "second": 1.0}
+    with pytest.raises(ConfigError, match=rf"^algorithm\.filters: {name} reads one reward of an episode, but g has"):
+        chosen(made)

@@ -127,7 +127,7 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
 def _got(value: object) -> str:
     """Describe the value in the recipe."""
     if isinstance(value, dict | list):
-        return f"a list of {len(value)}" if isinstance(value, list) else "a mapping"
+        return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value)}"
     shown = _shown(value)
     if isinstance(value, str):
         return f"text {shown!r}" + (" in quotes" if _number(value) is not None else "")

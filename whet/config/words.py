@@ -21,6 +21,8 @@ _LIMITS = {
     "multipleOf": "a multiple of {}",
     "minItems": "a list of at least {}",
     "maxItems": "a list of at most {}",
+    "minProperties": "a mapping of at least {}",
+    "maxProperties": "a mapping of at most {}",
     "minLength": "a text of at least {} characters",
     "maxLength": "a text of at most {} characters",
     "pattern": "a text matching {}",

@@ -12,7 +12,7 @@ class SumTree:
     """
 
     def __init__(self, count: int) -> None:
-        self._leaves = 1 << max(0, count - 1).bit_length()
+        self._leaves = 1 << count.bit_length()  # a power of two, so that the leaves are in order
         self._sums = [0.0] * (2 * self._leaves)  # the root at 1, the children of i at 2 i and 2 i + 1
 
     @property
@@ -23,15 +23,14 @@ class SumTree:
         """Set one of the numbers."""
         at = self._leaves + index
         self._sums[at] = number
-        while at > 1:
-            at //= 2
+        while at := at // 2:
             self._sums[at] = self._sums[2 * at] + self._sums[2 * at + 1]
 
     def pick(self, share: float) -> int:
         """Return the index at which the sum from the left passes ``share`` of the total, in [0, 1)."""
         at, left = 1, share * self.total
         while at < self._leaves:
-            at *= 2
+            at = 2 * at
             if left >= self._sums[at] and self._sums[at + 1]:
                 left -= self._sums[at]
                 at += 1
