@@ -17,6 +17,9 @@ from hypothesis import settings
 
 from whet.base.closing import abandoned_threads
 
+# A failed assertion of a helper says what differs, like that of a test.
+pytest.register_assert_rewrite(*(f"tests.{entry.stem}" for entry in Path(__file__).parent.iterdir()))
+
 # The same examples each time: what passes here passes there. Others: --hypothesis-profile=default
 settings.register_profile("repeatable", derandomize=True, deadline=None)  # a busy machine is slow
 settings.load_profile("repeatable")

@@ -35,13 +35,12 @@ def check(models: dict[str, Path], table: Table, tolerance: float = 1e-12, cut: 
     ranks = {case.ranks for case in cases.values()}
     outputs = on_ranks(ranks.pop(), train_all, list(cases.values()))
     assert not ranks
-    wrong = {}
+    wrong = []
     for index, (name, case) in enumerate(cases.items()):
         alone = replace(case.one_rank(), max_tokens=case.max_tokens) if cut else case.one_rank()
-        problems = list(differences(train("", 0, alone), [rank[index] for rank in outputs], case, tolerance))
-        if problems:
-            wrong[name] = problems
-    assert not wrong
+        found = differences(train("", 0, alone), [rank[index] for rank in outputs], case, tolerance)
+        wrong += [f"{name}: {difference}" for difference in found]
+    assert not wrong, "\n".join(wrong)
 
 
 def differences(alone: Outputs, ranks: list[Outputs], case: Case, tolerance: float) -> Iterator[str]:
@@ -75,7 +74,7 @@ def deviations(what: str, expected: dict[str, Tensor], actual: dict[str, Tensor]
     for name in expected:
         error = float((expected[name] - actual[name]).abs().max()) / scale
         if not error <= tolerance:
-            yield f"{what} {name}: {error:.1e}"
+            yield f"{what} {name} differs by {error:.1e} of the largest number, more than {tolerance:.1e}"
 
 
 def assert_scored_alike(alone: Outputs, outputs: Outputs) -> None:

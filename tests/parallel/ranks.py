@@ -19,7 +19,7 @@ from whet.cluster.base import RankInfo
 from whet.cluster.rendezvous import LOOPBACK, Reservation
 
 
-def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, deadline: float = 240.0) -> list[Any]:
+def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, deadline: float = 480.0) -> list[Any]:
     """Call ``function(rendezvous, rank, *args)`` on each rank; return the results. Function and results are pickled."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     reserved = Reservation(LOOPBACK)
