@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_tokenizer
 from whet.core.types import Message
+from whet.models.published import as_published
 from whet.models.tiny import SPECIAL, VOCAB, vocab_id
 from whet.models.tiny_vision import TEMPLATE, save_tiny_vision_model
 
@@ -72,6 +73,7 @@ def save_tiny_vision(folder: Path, family: Family = "idefics3", *, wide: bool = 
     for name in weights:
         if any(part in name for part in ("connector", "merger", "projector")):
             weights[name] *= 30  # so that images matter among embeddings
+        weights[name] = as_published(family, name, weights[name]).contiguous()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
@@ -104,7 +106,8 @@ def _save_qwen(folder: Path, family: Family) -> None:
         text["rope_parameters"] |= {"mrope_interleaved": True}
         if family == "qwen3_vl_moe":
             tower["deepstack_visual_indexes"] = [0, 1, 2]
-            text |= {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+            text |= {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+            text |= {"norm_topk_prob": True}
     else:
         del text["head_dim"]  # the hidden size determines it
         text["rope_parameters"]["mrope_section"] = [2, 1, 1]

@@ -78,6 +78,9 @@ def test_an_exported_reward_model_of_images_scores_as_the_learner(tmp_path: Path
     assert not any(info.values())
     if hasattr(config.get_text_config(), "num_experts"):
         theirs.set_experts_implementation("eager")
+        layers = {name: part.shape for name, part in load_tensors(exported / "model.safetensors").items()}
+        # As in published files, which vLLM reads.
+        assert {shape for name, shape in layers.items() if name.endswith("experts.down_proj")} == {(4, 96, 32)}
     groups = pairs(exported)
     with torch.no_grad():
         found = [float(score) for group in groups for score in scores_of_transformers(exported, theirs.eval(), group)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import require
-from whet.base.files import check_writable, remove, replacing
+from whet.base.files import check_writable, load_tensors, remove, replacing, save_tensors
 from whet.base.lazy import FileDtype, torch_dtype
 from whet.base.strict_json import JsonObject
 from whet.checkpoint.card import Kind, ModelClass, model_card
@@ -206,9 +206,18 @@ def _write_model(
             write_megatron(model.state_dict(), model.config, staging)
         else:
             model.save_pretrained(staging)
+            _write_as_published(model.config.model_type, staging)
     for file in staging.glob("*.safetensors"):
         file.chmod(0o644)  # safetensors writes 0600, which locks out other users, such as a server's
     return str(saved).removeprefix("torch.")
+
+
+def _write_as_published(model_type: str, staging: Path) -> None:
+    """Write weights again that transformers writes in another layout than the model's published files."""
+    from whet.models.published import TRANSPOSED, as_published
+
+    for file in staging.glob("*.safetensors") if model_type in TRANSPOSED else ():
+        save_tensors(file, {name: as_published(model_type, name, part) for name, part in load_tensors(file).items()})
 
 
 def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: Path, judges: bool) -> int | None:

@@ -28,7 +28,9 @@ CPU_CACHE_GIB = 1.0
 _VOCABULARY = 64  # vLLM pads the vocabulary to a multiple of this
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The maximum ranks that vLLM supports."""
-WITH_IMAGES = ("gemma3", "gemma4", "idefics3", "internvl", "qwen2_5_vl", "qwen3_5", "qwen3_vl", "smolvlm")
+WITH_IMAGES = (
+    "gemma3", "gemma4", "idefics3", "internvl", "qwen2_5_vl", "qwen3_5", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+)  # fmt: skip
 """The types of models that read images in vLLM as they do in the learner, which tests compare."""
 _GUESSES = (
     "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by an uninitialised "
@@ -44,6 +46,11 @@ def check_images(model: "PretrainedConfig") -> None:
             "leave model.vision out"
         )
     text: Any = model.get_text_config()
+    if model.model_type == "qwen3_vl_moe" and not getattr(text, "norm_topk_prob", False):
+        raise ConfigError(
+            "vLLM lets the shares of the chosen experts add up to 1 only with text_config.norm_topk_prob = true, which "
+            "the learner always does: write it into the model's config.json, or set generator=torch"
+        )
     window, size = getattr(text, "sliding_window", None), getattr(model, "mm_tokens_per_image", 0)
     whole = model.model_type == "gemma3"
     if model.model_type == "gemma4":

@@ -35,6 +35,7 @@ _CLASSES = {
     "InternS1ForConditionalGeneration",  # also of InternVL
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 }

@@ -38,6 +38,9 @@ class VllmModel:
         mapper = getattr(self.model, "hf_to_vllm_mapper", None)
         self._mapper: Any = None if mapper is None else mapper.get_rename_mapper()  # of Hugging Face's names to vLLM's
         self._fused: dict[str, list[str]] = {}  # layers of vLLM -> layers of Hugging Face's model
+        for part in self.model.modules():
+            if getattr(part, "is_fused_checkpoint_transposed", False):  # as experts are in files, not in the learner
+                part.is_fused_checkpoint_transposed = False
         for part in reversed(list(self.model.modules())):  # some models with images leave it to their decoder
             self._fused |= getattr(part, "packed_modules_mapping", {})
         self._expected: set[str] = set()  # parameters to load; 8-bit layers derive other ones from them
