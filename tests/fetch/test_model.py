@@ -5,6 +5,8 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.tiny import tiny_llama
 from whet.base.errors import WhetError
@@ -86,3 +88,25 @@ def test_weights_that_the_index_names_are_there_where_weights_are_read(tmp_path:
     fetching.fetch_model(str(tmp_path), with_weights=False)
     with pytest.raises(WhetError, match=rf"{tmp_path}/1.safetensors is missing \(1 of those in .*index.json\)"):
         fetching.fetch_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn])
+def test_weights_that_are_no_plain_numbers_need_a_config_that_explains_them(
+    tmp_path: Path, stored: torch.dtype
+) -> None:
+    model = tiny_llama()
+    model.save_pretrained(tmp_path)
+    weights = {name: tensor.to(stored) if "mlp" in name else tensor for name, tensor in model.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WhetError, match=r"model\.safetensors has 6 weights of the type \w+, such as .*mlp.*bfloat16"):
+        fetching.fetch_model(str(tmp_path))
+    model.config.quantization_config = {"quant_method": "fp8"}
+    model.config.save_pretrained(tmp_path)
+    fetching.fetch_model(str(tmp_path))
+
+
+def test_masks_and_positions_may_be_integers(tmp_path: Path) -> None:
+    tiny_llama().config.save_pretrained(tmp_path)
+    buffers = {"h.0.attn.bias": torch.ones(2, 2, dtype=torch.bool), "embeddings.position_ids": torch.arange(4)}
+    save_file(buffers, tmp_path / "model.safetensors", {"format": "pt"})
+    fetching.fetch_model(str(tmp_path))

@@ -137,6 +137,21 @@ def test_a_folder_that_lacks_weights_is_refused(folder: Path, tmp_path: Path) ->
         loaded(empty)
 
 
+def test_a_quantized_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="loads the quantized model")
+    setting = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    quantized = changed(folder, tmp_path / "quantized", quantization_config=setting)
+    (file,) = quantized.glob("*.safetensors")
+    weights = load_file(file)
+    for name in [name for name in weights if name.endswith("proj.weight")]:
+        scale = weights[name].abs().amax(1)
+        weights[name.replace("weight", "SCB")] = scale
+        weights[name] = (weights[name] / scale[:, None] * 127).round().to(torch.int8)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(WhetError, match=rf"{quantized} is quantized, .* weights of torch\.int8 can't be trained"):
+        loaded(quantized)
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

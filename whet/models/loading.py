@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _OF_EXPERTS = {"gate", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "experts", "w1", "w2", "w3"}
 
 
@@ -177,6 +178,12 @@ def _with_weights(config: ModelConfig, dtype: torch.dtype) -> "PreTrainedModel":
         )
     except Exception as error:  # damaged files raise errors of several libraries
         raise _cannot_load(folder, error) from error
+    if quantized := sorted({str(p.dtype) for p in model.parameters() if p.dtype not in _PLAIN}):
+        raise WhetError(
+            f"the model in {folder} is quantized, as the quantization_config in its config.json says: weights of "
+            f"{', '.join(quantized)} can't be trained or scored here. Use the model that it was made from; "
+            "model.lora.quantize=nf4 quantizes that one while it loads"
+        )
     if missing := sorted(info["missing_keys"]):
         raise WhetError(
             f"model folder {folder}: its *.safetensors files lack {len(missing)} of the weights that its config.json "
