@@ -67,6 +67,12 @@ LEGITIMATE = {
     "a file": "import sys; print(''.join(line.strip() for line in sys.stdin))",
     "fast bytes": "import sys; r = sys.stdin.buffer.readline; print((r().strip() + r().strip()).decode())",
     "number 0": "print(''.join(open(0).read().split()))",
+    "a name": "print(''.join(open('/dev/stdin').read().split()))",
+    "a name of bytes": "print(b''.join(open('/dev/stdin', 'rb').read().split()).decode())",
+    "a path": "from pathlib import Path; print(''.join(Path('/dev/stdin').read_text().split()))",
+    "lines by name": "import fileinput; print(''.join(map(str.strip, fileinput.input(['/dev/fd/0']))))",
+    "a descriptor": "import os; print(''.join(os.read(os.open('/proc/self/fd/0', os.O_RDONLY), 9).decode().split()))",
+    "output by name": "print(input() + input(), file=open('/dev/stdout', 'w'))",
     "at exit": "import atexit; atexit.register(print, input() + input())",
     "a buffer": """
         import atexit, io, sys

@@ -12,9 +12,11 @@ waits for whom: the worker waits for the tests, or without tests for the program
 """
 
 import atexit
+import builtins
 import contextlib
 import gc
 import importlib
+import io
 import os
 import select
 import shutil
@@ -25,8 +27,8 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypedDict
+from functools import partial, wraps
+from typing import Any, TypedDict
 
 from whet.base.errors import WhetError
 from whet.sandbox.confinement import Confinement
@@ -34,6 +36,8 @@ from whet.sandbox.forks import confined_fork, end
 from whet.sandbox.namespaces import enter_namespaces, python_paths
 from whet.sandbox.remote_calls import answer_calls, load_program, run_tests
 
+_STREAMS = {f"{folder}{number}": number for number in range(3) for folder in ("/dev/fd/", "/proc/self/fd/")}
+_STREAMS |= {f"/dev/{name}": number for number, name in enumerate(("stdin", "stdout", "stderr"))}
 _WARM = ("bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq", "io")
 _WARMER = ("itertools", "json", "math", "operator", "random", "re", "statistics", "string", "typing")
 
@@ -110,6 +114,8 @@ def _as_main(body: Callable[[], object]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww"))
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc,assignment]
+    if _Worker.confinement:
+        _open_streams_by_name()
     sys.argv, status = ["program.py"], 0
     for part in (body, threading._shutdown, atexit._run_exitfuncs, _flush):  # type: ignore[attr-defined]
         try:
@@ -120,6 +126,21 @@ def _as_main(body: Callable[[], object]) -> int:
             status = 1
             traceback.print_exc(limit=-3)
     return status & 0xFF
+
+
+def _open_streams_by_name() -> None:
+    """Let files be opened by the names of the standard streams. These are links to /proc, which the namespaces lack."""
+
+    def with_streams(opening: Callable[..., Any], of_number: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(opening)
+        def open_file(file: Any, *args: Any, **named: Any) -> Any:
+            number = _STREAMS.get(os.fspath(file)) if isinstance(file, str | os.PathLike) else None
+            return opening(file, *args, **named) if number is None else of_number(os.dup(number), *args, **named)
+
+        return open_file
+
+    builtins.open = io.open = with_streams(open, open)
+    os.open = with_streams(os.open, lambda number, *args, **named: number)
 
 
 def _flush() -> None:
