@@ -80,6 +80,14 @@ def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start_child}))
 
 
+@pytest.fixture
+def hangups_are_heard() -> Iterator[None]:
+    """Processes that the test starts don't ignore SIGHUP, as all do that nohup has started."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module")
 def loop() -> Iterator[Any]:
     """An event loop in a thread, for vLLM engines that outlive a test."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.config.settings import Settings
 from whet.base.errors import WhetError
+from whet.base.files import replacing
 from whet.config import Config
 
 
@@ -41,11 +42,13 @@ def start(recipe: WithSteps, folder: Path, stop: object = None) -> Path:
         raise KeyboardInterrupt
     if recipe.name == "wait":  # and be slow to stop, and to exit
         atexit.register(time.sleep, 0.5)
-        try:
+        with replacing(folder / "model") as staging:
+            staging.mkdir()
             print("waiting", flush=True)
-            time.sleep(600)
-        finally:
-            time.sleep(0.3)
+            try:
+                time.sleep(600)
+            finally:
+                time.sleep(0.3)
     return folder
 
 

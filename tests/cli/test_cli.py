@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -244,24 +245,38 @@ def test_an_interrupt_says_how_to_resume(folder):
     assert (result.returncode, result.stderr) == (130, "interrupted. Resume with: whet resume runs/one\n")
 
 
-def test_several_interrupts_end_in_one_line(folder):
+@contextmanager
+def waiting(folder):
+    """A run of the stand-in, which has begun."""
     command = [sys.executable, "-m", "tests.cli.stand_in", "train", "r.yaml", "name=wait"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert "loading" in process.stdout.readline()
-    assert process.stdout.readline() == "waiting\n"
-    for _ in range(5):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.1)
-    said = process.communicate(timeout=60)[1]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+    with process:
+        assert "loading" in process.stdout.readline()
+        assert process.stdout.readline() == "waiting\n"
+        yield process
+
+
+def test_several_interrupts_end_in_one_line(folder):
+    with waiting(folder) as process:
+        for _ in range(5):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        said = process.communicate(timeout=60)[1]
     assert (process.returncode, said) == (130, "interrupted. Resume with: whet resume runs/one\n")
+
+
+@pytest.mark.usefixtures("hangups_are_heard")
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_other_signals_end_a_command_like_an_interrupt(folder, sent, code):
+    with waiting(folder) as process:
+        half_written = list((folder / "runs/one").iterdir())
+        process.send_signal(sent)
+        said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said) == (code, f"ended by {sent.name}. Resume with: whet resume runs/one\n")
+    assert half_written
+    assert not list((folder / "runs/one").iterdir())
 
 
 @pytest.mark.parametrize("module", ["typer", "whet.cli.main", "whet.run.recipe"])

@@ -12,6 +12,7 @@ import pytest
 from tests.grids import grid, taking_turns
 from tests.launch.conftest import Schedulers, whet
 from whet.launch.job import Record, launches
+from whet.launch.schedulers import SCHEDULERS
 from whet.launch.submit import states
 
 TRAIN = ("train", "quickstart", "steps=3", "--folder", "runs/a b")
@@ -120,6 +121,21 @@ def test_an_interrupt_without_a_terminal_cancels_the_job(schedulers: Schedulers,
     assert "was asked to end" in errors
     schedulers.wait(lambda: phase() == "ended")
     assert states([record()]).popitem()[1].code != 0
+
+
+@pytest.mark.usefixtures("hangups_are_heard")
+def test_a_terminal_that_is_closed_leaves_the_job(schedulers: Schedulers) -> None:
+    process = attached("cluster")
+    assert process.stderr is not None
+    while "running" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGHUP)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (129, "ended by SIGHUP.\n")
+    assert not list(schedulers.folder.glob("*.cancel"))
+    launching = record()
+    SCHEDULERS[launching.kind].cancel(launching)
+    schedulers.wait(lambda: phase() == "ended")
 
 
 def attached(profile: str) -> "subprocess.Popen[str]":

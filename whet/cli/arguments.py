@@ -1,7 +1,8 @@
 """Arguments and options that several commands share, and the target that is either a task set or a recipe."""
 
+import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -30,6 +31,7 @@ class Session:
     run: Path | None = None  # the run folder, once it is chosen
     again: str = ""  # a command that continues the work, if it is not "whet resume" of the run
     words: tuple[str, ...] = ()  # of the command line
+    signals: list[signal.Signals] = field(default_factory=list)  # signals that came and were handled as interrupts
 
 
 def print_json(value: object) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.escaping import escape_controls
+from whet.cli.ending import SignalInterrupt
 
 if TYPE_CHECKING:
     from whet.launch.job import Job, Record
@@ -154,6 +155,8 @@ def _attach(record: "Record") -> int:
         from whet.launch.attached import follow
 
         state = follow(record, sys.stdout.buffer, say)
+    except SignalInterrupt:  # a terminal that is closed ends no job elsewhere
+        raise
     except KeyboardInterrupt:
         if _cancels(record):
             SCHEDULERS[record.kind].cancel(record)

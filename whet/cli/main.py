@@ -45,6 +45,7 @@ from whet.cli import (
     watch,
 )
 from whet.cli.arguments import Session, in_unicode
+from whet.cli.ending import signals_interrupt
 from whet.cli.launching import launchable
 from whet.processes.machine import keep_freed_memory
 from whet.processes.sentinel import endings_are_errors
@@ -124,14 +125,18 @@ def main(arguments: list[str] | None = None) -> None:
             check_unicode(word, word)
         # Not ``app()``, which prints errors and handles interrupts itself.
         command = typer.main.get_command(app)
-        with endings_are_errors(), command.make_context("whet", words, obj=session) as context:
+        with (
+            signals_interrupt() as session.signals,
+            endings_are_errors(),
+            command.make_context("whet", words, obj=session) as context,
+        ):
             command.invoke(context)
         sys.stdout.flush()
     except BaseException as error:
         code = finish(error, session, words)
     with suppress(OSError):
         sys.stderr.flush()
-    if abandoned_threads or (code == INTERRUPTED and threading.active_count() > 1):
+    if abandoned_threads or ((code == INTERRUPTED or session.signals) and threading.active_count() > 1):
         remove_scratch()
         os._exit(code)  # running threads would delay or crash Python's normal exit
     sys.exit(code)
@@ -157,7 +162,9 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
         # CPython exits by the signal if an interrupt ended the exec of a string; another exec resets that.
         exec("")
         resume = f" Resume with: whet resume {session.run}" if session.run and session.run.exists() else ""
-        return _say(f"interrupted.{resume}{_report(session)}{_again(session)}", INTERRUPTED)
+        by = session.signals[0] if session.signals else None
+        how = "interrupted" if by is None else f"ended by {by.name}"
+        return _say(f"{how}.{resume}{_report(session)}{_again(session)}", 128 + by if by else INTERRUPTED)
     if isinstance(error, WhetError):
         return _say(f"{error.label}: {error}{_where(error)}{_report(session)}{_again(session)}", error.exit_code)
     if hasattr(error, "format_message"):

@@ -106,7 +106,7 @@ def watched(after: str = "", limit: float = LIMIT) -> Iterator[None]:
     faulthandler.register(ASK, file=ours, all_threads=True)
     _lines.append(ours)
     try:
-        with report_signals(signal.SIGINT):
+        with report_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             yield
     finally:
         _lines.clear()
@@ -127,6 +127,7 @@ def report_signals(*signals: signal.Signals) -> Iterator[None]:
     threads that run at this moment can crash the process."""
     reported = [number for number in signals if _lines and callable(signal.getsignal(number))]
     for number in reported:
+        faulthandler.unregister(number)  # a registration is lost without a word where its handler was replaced since
         faulthandler.register(number, file=_lines[0], all_threads=False, chain=True)
     try:
         yield
