@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.testing import assert_close
-from transformers import AutoModelForImageTextToText
 
 from tests.e2e.test_images import losses, recipe_of
 from tests.engines.server_double import doubles
@@ -22,7 +20,6 @@ from whet.engines.base import SamplingParams
 from whet.engines.config import Deployment
 from whet.engines.server.client import Client, Sampled
 from whet.engines.server.config import RemoteConfig
-from whet.engines.server.folder import WeightFolder
 from whet.engines.server.sglang_api import SglangApi
 from whet.models.config import ModelConfig
 from whet.models.loading import load_images, load_model_config
@@ -114,29 +111,19 @@ def test_a_run_learns_on_images_that_a_server_sampled_from(tmp_path: Path, proto
 
 
 def test_models_that_servers_may_read_in_another_way_are_refused(tmp_path: Path) -> None:
-    families: tuple[Family, ...] = ("qwen3_vl_moe", "gemma3")
-    for family in families:
+    reasons: dict[Family, str] = {
+        "qwen3_vl_moe": "compute with wrong experts of qwen3_vl_moe once they load new weights",
+        "gemma3": "an image has 16 tokens, and",
+    }
+    for family, reason in reasons.items():
         save_tiny_vision(tmp_path / family, family)
         model = ModelConfig(path=str(tmp_path / family), vision="frozen")
         parts = load_model_config(model), None, Deployment(images=load_images(model))
         config = RemoteConfig(urls=["http://127.0.0.1:1"], dtype="float32", protocol="sglang")
         with pytest.raises(ConfigError, match=f"sglang reads images with qwen2_5_vl, qwen3_vl, not with {family}"):
             config.build(*parts)
-    with pytest.raises(ConfigError, match="an image has 16 tokens, and"):
-        config.model_copy(update={"protocol": "vllm"}).build(*parts)
-
-
-def test_the_files_for_servers_are_read_by_transformers(tmp_path: Path) -> None:
-    save_tiny_vision(tmp_path / "model", "qwen3_vl_moe", wide=True)  # whose files have transposed experts
-    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
-    folder = WeightFolder(tmp_path, model.config, None)
-    folder.begin()
-    folder.load(model.state_dict().items())
-    assert folder.finish() == []
-    read, info = AutoModelForImageTextToText.from_pretrained(folder.path, output_loading_info=True)
-    assert not any(info.values())
-    assert_close(dict(read.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
-    folder.close()
+        with pytest.raises(ConfigError, match=reason):
+            config.model_copy(update={"protocol": "vllm"}).build(*parts)
 
 
 @pytest.mark.parametrize("incremental", [False, True])

@@ -132,6 +132,11 @@ class RemoteConfig(GeneratorConfig):
         if images is not None:
             if self.protocol == "vllm":
                 check_images(model)
+                if model.model_type == "qwen3_vl_moe":
+                    raise ConfigError(
+                        "servers of vLLM's build for CPUs compute with wrong experts of qwen3_vl_moe once they load "
+                        "new weights, and others were not tried; set generator=vllm or generator=torch"
+                    )
             else:
                 check_sglang_images(model)
         folder, run = WeightFolder(self.folder, model, tokenizer), secrets.token_hex(4)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from whet.base.errors import RefitError
 from whet.base.scratch import Scratch
-from whet.models.published import as_published
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -104,11 +103,7 @@ class WeightFolder:
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         from safetensors.torch import save_file
 
-        kind = self._model.model_type
-        tensors = {
-            name: as_published(kind, name, tensor.detach()).clone(memory_format=torch.contiguous_format)
-            for name, tensor in named
-        }
+        tensors = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in named}
         file = f"model-{len(self._files) + 1:05d}.safetensors"
         save_file(tensors, self.path / file, metadata={"format": "pt"})
         self._files[file] = list(tensors)
