@@ -40,7 +40,7 @@ def test_rows_steps_and_tokens_are_those_of_the_run(tiny_model: Path, tmp_path: 
     assert (work.unit, work.train, work.unusable) == ("rows", work.counted + 1, 1)
     assert work.steps == counted.steps == work.optimizer_steps == -(-2 * work.train // 4)
     run = start(recipe, tmp_path / "run")
-    lines = [line for _, line in read_lines(run / FILE)]
+    lines = [line for _, _, line in read_lines(run / FILE)]
     trained = sum(line.get("learner/tokens", 0) for line in lines)
     assert trained == pytest.approx(work.trained_per_epoch * work.steps * 4 / work.counted, rel=0.05)
     assert sum("evaluation/loss" in line for line in lines) == work.evaluations

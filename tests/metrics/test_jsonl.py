@@ -1,11 +1,12 @@
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
 from whet.base.errors import DataError
-from whet.metrics.sinks.jsonl import FILE, JSONLSink, read_metrics, truncate_after, without_time
+from whet.metrics.sinks.jsonl import FILE, JSONLSink, finished_steps, read_metrics, truncate_after, without_time
 
 
 def write(folder, steps, resume_step=None):
@@ -53,10 +54,10 @@ def test_a_file_whose_folder_was_moved_is_written_there(made_again, tmp_path):
 
 def test_floats_are_read_back_exactly_numpys_too(tmp_path):
     sink = JSONLSink().open(tmp_path, {})
-    sink.write(1, {"a": 0.1 + 0.2, "b": np.float32(0.1), "c": np.float64(1 / 3), "n": 3, "text": "x"})
+    sink.write(1, {"a": 0.1 + 0.2, "b": np.float32(0.1), "c": np.float64(1 / 3), "n": 3, "run/text": "x"})
     sink.close()
     line = read_metrics(tmp_path / FILE)[0]
-    assert (line["a"], line["b"], line["c"], line["n"], line["text"]) == (
+    assert (line["a"], line["b"], line["c"], line["n"], line["run/text"]) == (
         0.1 + 0.2,
         float(np.float32(0.1)),
         1 / 3,
@@ -123,6 +124,30 @@ def test_an_invalid_line_in_the_middle_is_an_error_that_names_it(tmp_path):
         read_metrics(path)
     with pytest.raises(DataError, match="jsonl:2: "):
         truncate_after(path, 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ('"step": "2"', "step: expected the number of a step, got text '2' in quotes"),
+        ('"step": true', "step: expected the number of a step, got true"),
+        ('"step": 2, "kind": ["train"]', "kind: expected text, got a list of 1"),
+        ('"step": 2, "loss": "low"', "loss: expected a finite number, got text 'low'"),
+        ('"step": 2, "time/device_hours": [1]', "time/device_hours: expected a finite number, got a list of 1"),
+        ('"step": 2, "evaluation/n": NaN', "evaluation/n: expected a finite number, got the number nan"),
+        ('"step": 2, "run/model": {"path": "a"}', "run/model: expected a finite number, got a mapping of 1"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_an_error_that_names_its_line_and_key(wrong, said, tmp_path):
+    path = write(tmp_path, [1])
+    path.write_text(f'{path.read_text()}{{{wrong}}}\n{{"step": 3}}\n')
+    message = re.escape(f"{path}:2: invalid line ({said})")
+    with pytest.raises(DataError, match=message):
+        read_metrics(path)
+    with pytest.raises(DataError, match=message):
+        JSONLSink().open(tmp_path, {}, resume_step=3)
+    with path.open("rb") as file, pytest.raises(DataError, match=re.escape(f"{path}: invalid line at byte")):
+        list(finished_steps(file))
 
 
 def test_a_new_run_does_not_append_to_an_old_one(tmp_path):

@@ -1,6 +1,7 @@
 import gc
 import json
 import math
+import re
 
 import pytest
 
@@ -71,6 +72,28 @@ def test_an_invalid_line_is_an_error_that_names_it(tmp_path):
         path.write_text('{"step": 3}\n' + line + "\n")
         with pytest.raises(DataError, match="jsonl:2: "):
             list(read_rollouts(tmp_path, 3))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"step": "3"}, "step: expected a whole number, got text '3' in quotes"),
+        ({"reward": "high"}, "reward: expected a number, got text 'high'"),
+        ({"scores": 1}, "scores: expected a mapping, got the number 1"),
+        ({"scores": {"correct": "yes"}}, "scores.correct: expected a number, got text 'yes'"),
+        ({"tokens": [1, None]}, "tokens.1: expected a whole number, got null (nothing)"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content: is missing"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: expected text or a list, got the number"),
+        ({"turns": [{"tokens": "x"}]}, "turns.0.tokens: expected a whole number, got text 'x'"),
+        ({"versions": [1, 2, 3]}, "versions: "),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_an_error_that_names_its_line_and_key(wrong, said, tmp_path):
+    path = rollout_path(tmp_path, 3)
+    path.parent.mkdir()
+    path.write_text('{"step": 3}\n' + json.dumps({"step": 3} | wrong) + "\n")
+    with pytest.raises(DataError, match=re.escape(f"{path}:2: not a rollout record: {said}")):
+        list(read_rollouts(tmp_path, 3))
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(tmp_path):

@@ -189,9 +189,15 @@ def test_a_stage_must_leave_the_folder_of_earlier_runs_alone(tmp_path: Path) -> 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     file = write(tmp_path)
     play(file)
-    (tmp_path / "out" / FILE).write_text("{")
-    with pytest.raises(ConfigError, match=r"pipeline\.json is damaged"):
-        play(file)
+    state = tmp_path / "out" / FILE
+    written = state.read_text()
+    for text, said in (
+        ("{", ""),
+        (written.replace('"seconds": ', '"seconds": "x", "was": '), "seconds: expected a num"),
+    ):
+        state.write_text(text)
+        with pytest.raises(ConfigError, match=rf"pipeline\.json is damaged.*{said}"):
+            play(file)
 
 
 def test_the_state_is_small_and_holds_the_results(tmp_path: Path) -> None:

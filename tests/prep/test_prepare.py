@@ -89,6 +89,10 @@ def test_what_is_up_to_date_is_not_written_again(tmp_path: Path) -> None:
     (out / "train-00000.jsonl").unlink()
     with pytest.raises(DataError, match=r"train-00000.jsonl is missing"):
         prepare(config(tmp_path, {"a": texts(0, 8)}), out)
+    manifest = (out / FILE).read_text()
+    (out / FILE).write_text(manifest.replace('"read": 8', '"read": "8"'))
+    with pytest.raises(DataError, match=r"manifest.json is damaged .sources.a.read: expected a whole number, got text"):
+        prepare(settings, out)
     (out / FILE).write_text("{")
     with pytest.raises(DataError, match=r"manifest.json is damaged"):
         prepare(settings, out)

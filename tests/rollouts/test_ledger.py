@@ -129,6 +129,29 @@ def test_whatever_is_wrong_in_the_file_is_found(
 
 
 @pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"step": "1"}, "step: expected the number of a step, got text '1' in quotes"),
+        ({"ticket": "1"}, "ticket: expected a whole number, got text '1' in quotes"),
+        ({"epoch": [0]}, "epoch: expected a whole number, got a list of 1"),
+        ({"uid": None}, "uid: expected text, got null (nothing)"),
+        ({"outcome": "lost"}, "outcome: expected 'trained', 'filtered' or 'failed', got text 'lost'"),
+        ({"why": {}}, "why: expected text, got a mapping of 0"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_with_its_line_and_key(
+    a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any], said: str
+) -> None:
+    copy = Path(shutil.copytree(a_run, tmp_path / "run"))
+    first, second, *lines = (copy / FILE).read_text().splitlines()
+    (copy / FILE).write_text("\n".join([first, json.dumps(json.loads(second) | wrong), *lines, ""]))
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", str(copy)])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"error: {copy / FILE}:2: invalid line ({said}); remove it to continue\n"
+
+
+@pytest.mark.parametrize(
     ("marks", "pending", "said"),
     [
         ("7t", [6], "it counts twice"),

@@ -18,6 +18,7 @@ from whet.models import precision
 from whet.models.rates import Rates
 from whet.run import machine
 
+WRONG_TYPE = '{"learner": 32, "generator": null, "why": "", "rates": null, "instructions": {}}'
 FAST, EMULATED, ALIKE = Rates(60, 160, 40, 90), Rates(60, 13, 43, 1.7), Rates(60, 60, 40, 40)
 
 
@@ -144,7 +145,7 @@ def test_a_run_that_is_resumed_in_another_precision_says_so(folder, tmp_path, mo
     assert "continues in float32 (as the recipe says)" in said
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"learner": "float32"}', "\x00"])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"learner": "float32"}', "\x00", WRONG_TYPE])
 def test_a_damaged_record_does_not_keep_a_run_from_being_resumed(folder, tmp_path, text):
     (tmp_path / machine.FILE).write_text(text)
     assert machine.decide_run(asking(folder, "float32", "float32"), tmp_path, resuming=True)

@@ -111,6 +111,27 @@ def test_the_command(tmp_path: Path) -> None:
     assert "metrics.jsonl" in rows[2]["problem"]
 
 
+def test_metrics_of_a_wrong_type_are_named_and_null_ones_are_left_out(tmp_path: Path) -> None:
+    """A metric that was not finite is null."""
+    wrong, null = made(tmp_path / "a", 0.5), made(tmp_path / "b", 0.5)
+    for run, value in ((wrong, '"high"'), (null, "null")):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(f'{{"step": 2, "evaluation/accuracy": {value}, "time/device_hours": {value}}}\n')
+    compared = whet("runs", "compare", str(null), str(wrong))
+    assert (compared.returncode, compared.stdout) == (1, "")
+    said = f"{wrong / 'metrics.jsonl'}:5: invalid line (evaluation/accuracy: expected a finite number, got text 'high')"
+    assert compared.stderr == f"error: {said}; remove it to continue\n"
+    assert RunState.of(null).summary.device_hours is None
+
+
+@pytest.mark.parametrize("changed", [{"evaluation/accuracy": 1.5}, {"evaluation/accuracy": -1}, {"evaluation/n": -3}])
+def test_an_impossible_accuracy_of_a_changed_file_is_compared(tmp_path: Path, changed: dict[str, float]) -> None:
+    first, second = made(tmp_path / "a", 0.5), made(tmp_path / "b", 0.5)
+    with (second / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 2, "kind": "evaluation"} | changed) + "\n")
+    assert compare(RunState.of(first), RunState.of(second))["accuracy"][0] == 0.5
+
+
 def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     made(tmp_path / "a", 0.5)
     unreadable = made(tmp_path / "b", 0.5) / "metrics.jsonl"

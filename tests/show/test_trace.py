@@ -51,9 +51,9 @@ def test_steps_phases_episodes_and_curves_are_in_the_file(run, tmp_path, name):
     assert curves == ["evaluation/accuracy", "reward/mean", "evaluation/accuracy", "reward/mean", "evaluation/accuracy"]
 
 
-def test_lines_that_a_kill_tore_are_left_out(run, tmp_path):
+def test_lines_that_a_kill_tore_or_that_have_wrong_types_are_left_out(run, tmp_path):
     with (run / EPISODES).open("a") as file:
-        file.write('{"step": 3, "na\n{"step": 3}\n')
+        file.write('{"step": 3, "na\n{"step": 3}\n{"step": 3, "name": "3/a", "lane": 0, "began": "noon"}\n')
     with (run / FILE).open("a") as file:
         file.write('{"step": 3, "loss"')
     assert len(list(read_played(run))) == 4

@@ -115,16 +115,16 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
         if isinstance(node.value, str) and details[0]["type"] in ("tuple_type", "list_type"):
             usual = [item.kind for item in place.default.children().values()] if place.default else []
             items = ",".join(dict.fromkeys([*filter(None, usual), node.value]))
-            return f"expected a list, got {_got(node.value)}; write {path[-1]}=[{items}]"
-        return f"expected {describe(place.annotation)}, got {_got(node.value)}{_cure(node.value, place.annotation)}"
+            return f"expected a list, got {got(node.value)}; write {path[-1]}=[{items}]"
+        return f"expected {describe(place.annotation)}, got {got(node.value)}{_cure(node.value, place.annotation)}"
     if place is not None and any(_LIMIT.search(detail["type"]) for detail in details):
         expected = " and ".join(limits(place.annotation)) or describe(place.annotation)
         expected = "a finite number" if any(detail["type"] == "finite_number" for detail in details) else expected
-        return f"expected {expected}, got {_got(node.value)}"
+        return f"expected {expected}, got {got(node.value)}"
     return str(details[0]["msg"])
 
 
-def _got(value: object) -> str:
+def got(value: object) -> str:
     """Describe the value in the recipe."""
     if isinstance(value, dict | list):
         return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value)}"

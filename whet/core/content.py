@@ -2,7 +2,9 @@
 only texts can be used."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
+
+from typing_extensions import TypedDict
 
 from whet.base.errors import DataError
 

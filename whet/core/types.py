@@ -10,10 +10,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
-from typing import Any, Generic, Literal, NotRequired, TypedDict
+from typing import Any, Generic, Literal, NotRequired
 
 from pydantic import BaseModel
-from typing_extensions import TypeVar
+from typing_extensions import TypedDict, TypeVar  # pydantic reads no other TypedDict before Python 3.12
 
 from whet.base.errors import DataError
 from whet.base.strict_json import JsonObject

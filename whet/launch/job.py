@@ -20,6 +20,7 @@ import whet
 from whet.base.errors import WhetError
 from whet.base.files import write_atomically
 from whet.base.strict_json import JsonObject
+from whet.config.typed import check_types
 from whet.launch.profiles import Profile
 
 FOLDER, RECORD, RECIPE, LOG, EXIT = "launch", "job.json", "recipe.yaml", "log.txt", "exit_code"
@@ -99,7 +100,9 @@ class Record:
     def read(cls, folder: Path) -> Self:
         """Read the record of a launch. Raises ``WhetError`` if it is damaged."""
         try:
-            return cls(**json.loads((folder / RECORD).read_text()), folder=folder)
+            values = json.loads((folder / RECORD).read_text())
+            check_types(cls, values)
+            return cls(**values, folder=folder)
         except (OSError, ValueError, TypeError) as error:
             raise WhetError(
                 f"{folder / RECORD} can't be read: {error}; remove {folder} to forget this launch"

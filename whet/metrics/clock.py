@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from whet.base.files import append
+from whet.config.typed import check_types
 
 _Caller = tuple[int, int]  # thread and task
 
@@ -243,6 +244,8 @@ def read_played(folder: Path) -> Iterator[tuple[int, Played]]:
         for line in file:
             try:
                 values = json.loads(line)
-                yield values.pop("step"), Played(**values)
+                step = values.pop("step")
+                check_types(Played, values)
+                yield int(step), Played(**values)
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue

@@ -15,6 +15,7 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 from whet.base.errors import DataError
 from whet.base.files import replacing, sync_folder
 from whet.base.strict_json import JsonObject
+from whet.config.typed import check_types
 from whet.core.types import Message, Status
 from whet.metrics.rollout_images import restoring, storing
 
@@ -80,13 +81,16 @@ class RolloutRecord:
 
     @classmethod
     def from_json(cls, line: JsonObject) -> Self:
-        """Read one line. Unknown keys are ignored and missing ones take their defaults, so old runs stay readable."""
+        """Read one line. Unknown keys are ignored and missing ones take their defaults, so old runs stay readable.
+        Raises ``ValueError`` that names a key with a value of a wrong type."""
         names = {f.name for f in fields(cls)}
         values = {name: value for name, value in line.items() if name in names}
+        if isinstance(scores := values.get("scores"), dict):
+            values["scores"] = {name: value for name, value in scores.items() if value is not None}
+        check_types(cls, values)
         if isinstance(values.get("versions"), list):
             values["versions"] = tuple(values["versions"])
         values["turns"] = [Turn(**turn) for turn in values.get("turns") or []]
-        values["scores"] = {name: value for name, value in (values.get("scores") or {}).items() if value is not None}
         return cls(**values)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from whet.base.errors import ConfigError
 from whet.base.files import write_atomically
 from whet.base.strict_json import JsonObject
+from whet.config.typed import check_types
 from whet.prep.manifest import sha256
 
 FILE = "pipeline.json"
@@ -44,6 +45,7 @@ class State:
             return cls()
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
+            check_types(cls, values)
             stages = {name: Record(**record) for name, record in values["stages"].items()}
             return cls(stages, {file: (size, at, text) for file, (size, at, text) in values["hashes"].items()})
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from whet.base.errors import DataError
 from whet.base.files import sha256, write_atomically
 from whet.base.strict_json import JsonObject
+from whet.config.typed import check_types
 
 FILE = "manifest.json"
 
@@ -74,6 +75,7 @@ class Manifest:
             return None
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
+            check_types(cls, values)
             sources = {name: SourceTally(**tally) for name, tally in values.pop("sources").items()}
             return cls(**values, sources=sources)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

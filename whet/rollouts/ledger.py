@@ -7,12 +7,14 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 from whet.base.errors import DataError, WhetError
 from whet.base.files import append
+from whet.config.typed import check_types
 from whet.metrics.sinks.jsonl import read_lines
 
 log = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ def expanded(state: str) -> str:
 
 def read_ledger(folder: Path) -> Iterator[Entry]:
     """Yield the lines of a run's file. Raises ``DataError`` for a broken line; a torn last line is skipped."""
-    for number, (_, line) in enumerate(read_lines(folder / FILE), 1):
+    for number, _, line in read_lines(folder / FILE, partial(check_types, Entry)):
         try:
             yield Entry(**line)
         except TypeError as error:

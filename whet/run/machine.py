@@ -14,6 +14,7 @@ import torch
 from whet.algorithms.base import OnlineAlgorithm
 from whet.base.errors import ConfigError
 from whet.base.files import write_atomically
+from whet.config.typed import check_types
 from whet.models.loading import load_model_config
 from whet.models.precision import Choice, Instructions, choose_precision
 
@@ -109,7 +110,9 @@ def decide_run(recipe: "Recipe", folder: Path, resuming: bool) -> "Recipe":
 def read(folder: Path) -> Decision | None:
     """Return the decision that a run has kept; None if there is none that can be read."""
     try:
-        return Decision(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        check_types(Decision, values)
+        return Decision(**values)
     except (OSError, ValueError, TypeError):
         return None
 

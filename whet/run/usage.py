@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from whet.learner.base import Learner, LearnerFacts
-from whet.metrics.sinks.jsonl import FILE, read_lines
+from whet.metrics.sinks.jsonl import FILE, check_metrics, read_lines
 from whet.models.flops import peak_tflops
 from whet.run.machine import read
 
@@ -31,7 +31,7 @@ class Usage:
         """Look up the devices of a run. What a resumed run used before is read from its metrics."""
         facts = learners[recipe.algorithm.main_role].facts
         learning, devices = _devices(recipe, facts, len(learners))
-        last = [line["time/device_hours"] for _, line in read_lines(folder / FILE) if "time/device_hours" in line]
+        last = [line.get("time/device_hours") or 0.0 for _, _, line in read_lines(folder / FILE, check_metrics)]
         return cls(devices, learning, _peak(folder, facts), recipe.devices.cost_per_hour, max(last, default=0.0))
 
     def step(self, lap: Mapping[str, float], flops: float, rate: float) -> dict[str, float]:

@@ -14,7 +14,6 @@ from rich.text import Text
 from whet.base.escaping import escape_controls
 from whet.base.files import write_atomically
 from whet.base.strict_json import JsonObject
-from whet.metrics.statistics import newcombe
 from whet.show.charts import chosen
 from whet.show.curves import Curve, Plot
 from whet.show.facts import Change, Measured
@@ -136,9 +135,7 @@ def _final(run: RunState) -> Measured | None:
 
 def _difference(first: RunState, second: RunState) -> Change | None:
     a, b = _final(first), _final(second)
-    if a is None or b is None or not (a.n and b.n):
-        return None
-    return Change(*newcombe(a.accuracy * a.n, a.n, b.accuracy * b.n, b.n))
+    return a.until(b) if a and b else None
 
 
 def _measured(run: RunState) -> str:

@@ -96,8 +96,8 @@ class Measured:
         accuracy = line.get(f"{at}accuracy")
         if accuracy is None:
             return None
-        n = int(line.get(f"{at}n") or 0)
-        low, high = wilson(min(n, max(0.0, accuracy * n)), n)
+        n = max(0, int(line.get(f"{at}n") or 0))
+        low, high = wilson(_right(accuracy, n), n)
         if line.get(f"{at}low") is not None and line.get(f"{at}high") is not None:
             low, high = line[f"{at}low"], line[f"{at}high"]
         return cls(line["step"], accuracy, n, low, high)
@@ -105,6 +105,13 @@ class Measured:
     @property
     def interval(self) -> str:
         return f"{100 * self.low:.1f} to {100 * self.high:.1f}%"
+
+    def until(self, later: "Measured") -> "Change | None":
+        """Return the difference of a later accuracy and this one; None if a number of answers is unknown."""
+        if not (self.n and later.n):
+            return None
+        a, b = _right(self.accuracy, self.n), _right(later.accuracy, later.n)
+        return Change(*newcombe(a, self.n, b, later.n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +151,7 @@ class Outcome:
 
     def change(self) -> Change | None:
         """Return the difference of the two evaluations; None if their numbers of answers are unknown."""
-        if not (self.before and self.after and self.before.n and self.after.n):
-            return None
-        a, b = self.before, self.after
-        return Change(*newcombe(a.accuracy * a.n, a.n, b.accuracy * b.n, b.n))
+        return self.before.until(self.after) if self.before and self.after else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +234,18 @@ def rollout_rows(record: RolloutRecord) -> tuple[Rows, Rows]:
     return head, more
 
 
+def _right(accuracy: float, n: int) -> float:
+    """Return the number of right answers, which a changed file can't make impossible."""
+    return min(n, max(0.0, accuracy * n))
+
+
 def _median(lines: Sequence[JsonObject], key: str) -> float | None:
     values = sorted(line[key] for line in lines if line.get(key))
     return values[len(values) // 2] if values else None
 
 
 def _largest(lines: Sequence[JsonObject], key: str) -> float | None:
-    return max((line[key] for line in lines if key in line), default=None)
+    return max((line[key] for line in lines if line.get(key) is not None), default=None)
 
 
 def _sets(lines: Sequence[Mapping[str, object]]) -> list[str]:

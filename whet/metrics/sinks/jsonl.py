@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -18,12 +18,14 @@ from typing import Any, BinaryIO
 from whet.base.errors import DataError
 from whet.base.files import error_context, sync_folder, write_atomically
 from whet.base.strict_json import JsonObject
+from whet.config.validation import got
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value
 
 log = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
 RESERVED = ("step", "kind", "not_finite")
+_TOO_LARGE = 1 << 62  # for a number of a step
 
 
 class JSONLSink(SinkConfig):
@@ -35,7 +37,10 @@ class JSONLSink(SinkConfig):
             if resume_step > 0 and not path.exists():
                 log.warning("%s is missing: the report will begin at step %d", path, resume_step + 1)
             truncate_after(path, resume_step)
-            last = max((line["step"] for _, line in read_lines(path)), default=0 if path.exists() else resume_step)
+            last = max(
+                (line["step"] for _, _, line in read_lines(path, check_metrics)),
+                default=0 if path.exists() else resume_step,
+            )
             if last < resume_step:
                 log.warning("%s was truncated: it ends at step %d, and the report will continue at step %d",
                             path, last, resume_step + 1)  # fmt: skip
@@ -115,7 +120,7 @@ def read_metrics(path: Path) -> list[JsonObject]:
     An incomplete last line, left by a kill or still being written, is skipped. Raises DataError for any other invalid
     line. A missing file is an empty list."""
     merged: dict[tuple[int, str], JsonObject] = {}
-    for _, line in read_lines(path):
+    for _, _, line in read_lines(path, check_metrics):
         merged.setdefault((line["step"], line.get("kind", "train")), {}).update(line)
     return [merged[key] for key in sorted(merged, key=lambda key: key[0])]
 
@@ -124,7 +129,7 @@ def truncate_after(path: Path, step: int) -> None:
     """Drop the lines of later steps, and an incomplete last line, atomically. Does nothing if there are none."""
     if not path.exists():
         return
-    kept = b"".join(raw for raw, line in read_lines(path) if line["step"] <= step)
+    kept = b"".join(raw for _, raw, line in read_lines(path) if line["step"] <= step)
     if len(kept) != path.stat().st_size:
         write_atomically(path, kept)
 
@@ -136,9 +141,9 @@ def without_time(line: Mapping[str, object]) -> dict[str, object]:
 
 def finished_steps(file: BinaryIO) -> Iterator[tuple[int, JsonObject, int]]:
     """Yield each step of an open metrics file from its position on: the step, all its finite values, of training and
-    evaluation, and the position after it. Only one step is in memory. An incomplete last line ends it."""
-    lines = ((json.loads(line), file.tell()) for line in iter(file.readline, b"") if line.endswith(b"\n"))
-    for step, group in groupby(lines, key=lambda line: line[0]["step"]):
+    evaluation, and the position after it. Only one step is in memory. An incomplete last line ends it. Raises DataError
+    for an invalid line."""
+    for step, group in groupby(_from_position(file), key=lambda line: line[0]["step"]):
         values, end = dict[str, Any](), 0
         for line, position in group:
             values |= {name: value for name, value in line.items() if value is not None and name not in RESERVED}
@@ -146,21 +151,57 @@ def finished_steps(file: BinaryIO) -> Iterator[tuple[int, JsonObject, int]]:
         yield step, values, end
 
 
-def read_lines(path: Path) -> list[tuple[bytes, JsonObject]]:
-    """Return each complete line, raw and decoded. Raises DataError for an invalid line, or one without ``step``."""
+def _from_position(file: BinaryIO) -> Iterator[tuple[JsonObject, int]]:
+    """Yield each complete line and the position after it."""
+    start = file.tell()
+    while (text := file.readline()).endswith(b"\n"):
+        try:
+            yield _decoded(text, check_metrics), file.tell()
+        except ValueError as error:
+            raise DataError(f"{file.name}: invalid line at byte {start} ({error}); remove it to continue") from error
+        start = file.tell()
+
+
+def check_metrics(line: JsonObject) -> None:
+    """Raise ValueError for a value of a wrong type: a metric is a number, or null if it was not finite; a fact about
+    the run may also be a text."""
+    if not isinstance(kind := line.get("kind", "train"), str):
+        raise ValueError(f"kind: expected text, got {got(kind)}")
+    for name, value in line.items():
+        if name in RESERVED or value is None or (isinstance(value, str) and name.startswith("run/")):
+            continue
+        try:
+            fits = math.isfinite(value)
+        except (TypeError, OverflowError):
+            fits = False
+        if not fits:
+            raise ValueError(f"{name}: expected a finite number, got {got(value)}")
+
+
+def read_lines(
+    path: Path, check: Callable[[JsonObject], None] = lambda line: None
+) -> Iterator[tuple[int, bytes, JsonObject]]:
+    """Yield each complete line: its number, raw and decoded. Raises DataError for an invalid line, one without
+    ``step``, and one for which ``check`` raises ValueError."""
     *raw, last = path.read_bytes().split(b"\n") if path.exists() else [b""]
     if last.endswith(b"}") and _is_json(last):  # an editor left out the last newline; a kill would leave half a line
         raw.append(last)
-    lines = []
     for number, text in enumerate(raw, 1):
         try:
-            line = json.loads(text)
-            if not isinstance(line.get("step"), int):
-                raise ValueError("it has no step")
-        except (ValueError, AttributeError) as error:
+            line = _decoded(text, check)
+        except ValueError as error:
             raise DataError(f"{path}:{number}: invalid line ({error}); remove it to continue") from error
-        lines.append((text + b"\n", line))
-    return lines
+        yield number, text + b"\n", line
+
+
+def _decoded(text: bytes, check: Callable[[JsonObject], None]) -> JsonObject:
+    line = json.loads(text)
+    if not isinstance(line, dict):
+        raise ValueError(f"expected a mapping, got {got(line)}")
+    if type(step := line.get("step")) is not int or abs(step) >= _TOO_LARGE:
+        raise ValueError(f"step: expected the number of a step, got {got(step)}")
+    check(line)
+    return line
 
 
 def _is_json(text: bytes) -> bool:
