@@ -194,3 +194,53 @@ def test_an_environment_that_changes_the_reply_changes_no_conversation() -> None
     episode, _ = play(Clears("more"))
     said = [message["content"] for message in episode.branches[0].messages if message["role"] == "assistant"]
     assert said == ["ok"] * 3
+
+
+@pytest.mark.parametrize("repeats", ["conversation", "reply"])
+def test_a_step_that_returns_what_the_model_has_seen_is_an_error(repeats: str) -> None:
+    class Remembers(Echo):
+        async def start(self) -> Observation:
+            self.said: list[Message] = [{"role": "user", "content": "go"}]
+            return Observation(list(self.said) if repeats == "reply" else self.said)
+
+        async def step(self, reply: Message) -> Step:
+            again: Message = {"role": "user", "content": "again"}
+            self.said += [reply, again]
+            return Step(done=False, messages=self.said if repeats == "conversation" else [reply, again])
+
+    with pytest.raises(DataError, match=rf"episode e returns .*{repeats} again, which the model has seen: return only"):
+        play(Remembers())
+
+
+def test_an_environment_may_ask_the_same_again() -> None:
+    class Insists(Echo):
+        async def step(self, reply: Message) -> Step:
+            return Step(done=False, messages=(await self.start()).messages)
+
+    episode, asked = play(Insists())
+    assert [message["content"] for message in episode.messages] == ["go", "ok"] * 3
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    "message", [{"role": "user"}, {"role": "user", "content": 7}, {"role": "tool", "content": {"found": 1}}, {}]
+)
+def test_a_message_without_a_text_is_named(message: Any) -> None:
+    class Wrong(Echo):
+        async def step(self, reply: Message) -> Step:
+            return Step(done=False, messages=[message])
+
+    with pytest.raises(DataError, match="environment of episode e gives the model must have a 'role' and a 'content'"):
+        play(Wrong())
+
+
+def test_a_step_with_messages_goes_on_and_one_without_ends_the_episode() -> None:
+    more: Message = {"role": "user", "content": "more"}
+    assert [Step(1.0).done, Step(messages=[more]).done, Step(done=True, messages=[more]).done] == [True, False, True]
+
+
+def test_a_reward_among_the_scores_of_a_step_is_an_error() -> None:
+    scores: Any
+    for scores, says in (({"reward": 1.0, "correct": 1.0}, r"use Step\(reward="), (None, "must be a dict of numbers")):
+        with pytest.raises(DataError, match=says):
+            Step(scores=scores)

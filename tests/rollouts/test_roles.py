@@ -303,6 +303,15 @@ def test_rewards_add_up_by_role_and_are_credited_to_the_replies_of_the_role() ->
     assert [[span.reward for span in branch.spans if span.trained] for branch in episode.branches] == [[3.0], [0.5]]
 
 
+def test_a_role_that_the_rewards_leave_out_earns_nothing_and_not_the_mean_of_the_others() -> None:
+    class Forgets(Paid):
+        async def step(self, reply: Message) -> Step:
+            return Step(rewards={"b": 1.0})
+
+    episode = played(Forgets(), Says("a"))
+    assert (episode.rewards, episode.reward_of("a")) == ({"a": 0.0, "b": 1.0}, 0.0)
+
+
 def test_a_step_has_a_reward_or_rewards_by_role() -> None:
     class Both(Paid):
         async def step(self, reply: Message) -> Step:

@@ -11,7 +11,7 @@ from whet.rollouts.blend import Blend, Part
 from whet.tasks.listing import tasks_of
 
 
-def task(prompt: object, uid: str = "t") -> Task:
+def task(prompt: object, uid: object = "t") -> Task:
     return Task(uid, prompt)  # type: ignore[arg-type]
 
 
@@ -38,6 +38,7 @@ SAID = {"role": "user", "content": "What is 2 + 2?"}
         (lambda: [task([{"role": "user", "content": None}])], "the prompt of task 't' must be a list of messages"),
         (lambda: [task([], "u"), task([]), task([])], "tasks 1 and 2 of the split 'train' have the same uid 't'"),
         (lambda: [task(["What is 2 + 2?"])], r"the prompt of task 't' must be a list of messages, .* not \['What is"),
+        (lambda: [task([], 7)], "the uid of a task must be a text, by which records name it, not 7"),
         (lambda: [task([SAID | {"role": "usr"}])], "a message of task 't' must have the role 'user' in place of 'usr'"),
         (
             lambda: [task([SAID | {"by": {1: object()}}])],

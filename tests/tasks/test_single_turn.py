@@ -9,7 +9,7 @@ import pytest
 from tests.toy import toy_recipe
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Episode, Group, Task
-from whet.tasks.base import Environment, Observation, Step, TaskSet
+from whet.tasks.base import Address, Environment, Observation, Program, Step, TaskSet
 from whet.tasks.episodes import SingleTurn
 from whet.tasks.isolated import IsolatedEnvironments
 
@@ -119,6 +119,7 @@ def hosted(taskset, *, then=None):
         (1, 1.0, {}),
         (True, 1.0, {"correct": 1.0}),
         (False, 0.0, {"correct": 0.0}),
+        (np.bool_(True), 1.0, {"correct": 1.0}),
     ],
 )
 def test_a_plain_function_grades_and_may_return_the_reward_alone(said, reward, scores):
@@ -126,10 +127,19 @@ def test_a_plain_function_grades_and_may_return_the_reward_alone(said, reward, s
     assert (step.reward, step.scores) == (reward, scores)
 
 
-@pytest.mark.parametrize("said", [None, "right", [1.0], ("reward", 1.0), float("nan"), {"right": 1.0}])
+@pytest.mark.parametrize(
+    "said", [None, "right", [1.0], ("reward", 1.0), float("nan"), {"right": 1.0}, {"reward": 1, 3: 1}]
+)
 def test_an_invalid_reward_is_an_error_that_names_class_and_file(said):
     with pytest.raises(DataError, match=rf"Plain\.grade \({__file__}:\d+\) of task 'toy/train/3'"):
         hosted(Plain(said=said))
+
+
+def test_a_list_of_rewards_is_answered_with_what_to_return():
+    with pytest.raises(
+        DataError, match=r"is \[1\.0, 0\.0\]; it must be a finite number: one number for one answer; sev"
+    ):
+        hosted(Plain(said=[1.0, 0.0]))
 
 
 def test_a_plain_function_may_score_a_group_and_must_return_nothing():
@@ -174,6 +184,56 @@ def test_an_episode_of_plain_methods_is_played(make_is_async):
             return Turns(*GOOD)
 
     assert hosted(PlaysLater() if make_is_async else Plays()).reward == 1.0
+
+
+class Prefixed(Environment):
+    """Changes the prompt and the data of its task, which later episodes begin with, too."""
+
+    def __init__(self, task):
+        self.task = task
+
+    async def start(self):
+        self.task.prompt.insert(0, {"role": "system", "content": str(self.task.data["hints"].pop())})
+        self.task.prompt[-1]["content"] += "!"
+        return Observation(self.task.prompt)
+
+    async def step(self, reply):
+        return Step(1.0)
+
+
+class Agents(Program):
+    def __init__(self, task):
+        self.task = task
+
+    async def run(self, address):
+        self.task.prompt.append({"role": "assistant", "content": "done"})
+        return Step(float(len(self.task.prompt)))
+
+
+def test_an_episode_that_changes_its_task_does_not_change_the_next_one():
+    class Changes(Plain):
+        def make(self, task):
+            return Prefixed(task)
+
+    class Runs(Plain):
+        def program_for(self, task):
+            return Agents(task)
+
+    def first(task):
+        async def started(environments):
+            return [(await environments.make(task).start()).messages for _ in range(2)]
+
+        return hosted(Changes(), then=started)
+
+    task = Task("toy/train/4", [{"role": "user", "content": "Go"}], {"hints": ["a", "b"]})
+    seen = first(task)
+    assert seen == [[{"role": "system", "content": "b"}, {"role": "user", "content": "Go!"}]] * 2
+    assert task == Task("toy/train/4", [{"role": "user", "content": "Go"}], {"hints": ["a", "b"]})
+
+    async def ran(environments):
+        return [(await environments.program_for(task).run(Address("", ""))).reward for _ in range(2)]
+
+    assert hosted(Runs(), then=ran) == [2.0, 2.0]
 
 
 class Yields(Turns):

@@ -22,6 +22,7 @@ from whet.rollouts.failures import Failures, is_mistake
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import NO_CAST, Cast, LimitReached, Recording, Session
 from whet.tasks.base import Environment, Environments, Program, Step, checked_score
+from whet.tasks.listing import is_message
 
 if TYPE_CHECKING:
     from whet.endpoint.server import Endpoint
@@ -97,7 +98,7 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
             if role not in sessions:
                 sessions[role], seen[role] = recording.begin(), []
                 sessions[role].role = role
-            seen[role] += _checked(messages, where)
+            seen[role] += _checked(messages, seen[role], where)
             reply = await sessions[role].reply(seen[role], observation.tools)
             seen[role].append(reply.message)
             started = time.perf_counter()
@@ -105,6 +106,7 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
             recording.timing.grading += time.perf_counter() - started
             if step.rewards and step.reward:
                 raise DataError(f"a step {where} has both a reward and rewards by role; with roles, give only rewards")
+            rewards.setdefault(role, 0.0)  # of a role that the rewards leave out
             for earner, earned in (step.rewards or {role: step.reward}).items():
                 reward = checked_score("reward", earned, where)
                 rewards[earner] = rewards.get(earner, 0.0) + reward
@@ -128,9 +130,9 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
     return episode
 
 
-def _checked(messages: Sequence[Message], where: str) -> Sequence[Message]:
-    """Return the messages that an environment gives the model. Raises ``DataError`` if there are none,
-    and for a mistyped role or a value that can't be recorded."""
+def _checked(messages: Sequence[Message], seen: Sequence[Message], where: str) -> Sequence[Message]:
+    """Return the messages that an environment gives the model after what it has ``seen``. Raises ``DataError`` if there
+    are none, or they are repeated, and for a mistyped role or a value that can't be recorded."""
     if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
         raise DataError(f"the environment {where} must give a list of messages, not {reprlib.repr(messages)}")
     if not messages:
@@ -138,9 +140,25 @@ def _checked(messages: Sequence[Message], where: str) -> Sequence[Message]:
             f"the environment {where} gives the model no message to reply to: start returns Observation(messages), and "
             "a step returns further messages or done=True"
         )
+    if wrong := [message for message in messages if not is_message(message)]:
+        raise DataError(
+            f"a message that the environment {where} gives the model must have a 'role' and a 'content' that is a text "
+            f"or a list of parts, unlike {reprlib.repr(wrong[0])}"
+        )
     if problem := next(filter(None, map(problem_of, messages)), None):
         raise DataError(f"a message that the environment {where} gives the model {problem}")
+    before, first = list(map(_said, seen)), list(map(_said, messages[: len(seen)]))
+    if seen and (first == before or first[0] == before[-1]):
+        what = "the conversation" if first == before else "the model's reply"
+        raise DataError(
+            f"a step of the environment {where} returns {what} again, which the model has seen: return only the new "
+            "messages"
+        )
     return messages
+
+
+def _said(message: Message) -> tuple[str, object]:
+    return message["role"], message["content"]
 
 
 async def run_program(program: Program, recording: Recording, endpoint: "Endpoint") -> Episode:

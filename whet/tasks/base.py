@@ -62,11 +62,19 @@ class Step:
     """The environment's response to one reply."""
 
     reward: float = 0.0  # added to the episode's reward
-    done: bool = True
-    messages: list[Message] = field(default_factory=list)  # the next messages for the model, if not done
+    done: bool = None  # type: ignore[assignment]  # by default: whether there are no messages
+    messages: list[Message] = field(default_factory=list)  # what the model has not seen yet, if not done
     scores: dict[str, float] = field(default_factory=dict)  # named metrics, merged into the episode's scores
     rewards: dict[str, float] = field(default_factory=dict)  # with several roles: what each earned, instead of reward
     role: str | None = None  # the role that gets the messages and replies next; None: the same role
+
+    def __post_init__(self) -> None:
+        if self.done is None:
+            self.done = not self.messages
+        if not isinstance(self.scores, dict):
+            raise DataError(f"the scores of a step are {self.scores!r:.80}; they must be a dict of numbers by name")
+        if "reward" in self.scores:
+            raise DataError("a step has 'reward' among its scores, which are metrics only: use Step(reward=...)")
 
 
 @runtime_checkable
@@ -122,16 +130,23 @@ async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
     return await result if inspect.isawaitable(result) else result
 
 
+def is_bool(value: object) -> bool:
+    """Return whether the value is a bool of Python or of numpy, which is not a ``Real``."""
+    return type(value).__name__ in ("bool", "bool_")
+
+
 def finite(value: Any, what: str) -> float:
     """Return the value as a float. Raises ``DataError`` for anything that is not a finite number: a broken grader is
     never a reward of zero."""
-    if isinstance(value, Real) or type(value).__name__ in ("bool", "bool_"):  # numpy's bool is not a Real
+    if isinstance(value, Real) or is_bool(value):
         with contextlib.suppress(OverflowError):  # a whole number larger than any float
             number = float(value)
             if math.isfinite(number):
                 return number
     shown = repr(value)
     hint = ": return its .item()" if type(value).__name__ in ("ndarray", "Tensor") else ""
+    if isinstance(value, list | tuple):
+        hint = ": one number for one answer; several scores are a dict with the key 'reward'"
     raise DataError(f"{what} is {shown[:80]}{'...' if len(shown) > 80 else ''}; it must be a finite number{hint}")
 
 
@@ -141,6 +156,8 @@ _HIGHEST = 1e12  # sums and squares of larger rewards overflow the float32 of th
 def checked_score(name: str, value: object, where: str) -> float:
     """Return the score, or the reward, as a float. ``where`` names its origin in errors. Raises ``DataError`` for a
     value that is not a finite number or is too large, and for a ``correct`` outside 0 to 1."""
+    if not isinstance(name, str):
+        raise DataError(f"a score {where} has the name {name!r}; it must be a text")
     what = f"the reward {where}" if name == "reward" else f"the score {name} {where}"
     number = finite(value, what)
     if abs(number) > _HIGHEST:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from whet.base.errors import DataError
 from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.tasks.base import Environment, Environments, Grade, Observation, Step, called, checked_score
+from whet.tasks.base import Environment, Environments, Grade, Observation, Step, called, checked_score, is_bool
 from whet.tasks.cases import Answer
 from whet.tasks.scores import check_named, weighted_reward
 
@@ -36,7 +36,7 @@ def checked_scores(scores: Grade, task: Task, environments: Environments) -> dic
     where = f"{environments.graded_by} of task {task.uid!r}"
     if not isinstance(scores, Mapping):
         reward = checked_score("reward", scores, f"returned by {where}")
-        return {"reward": reward, "correct": reward} if isinstance(scores, bool) else {"reward": reward}
+        return {"reward": reward, "correct": reward} if is_bool(scores) else {"reward": reward}
     declared = environments.named_scores
     checked = {name: checked_score(name, value, f"returned by {where}") for name, value in scores.items()}
     if declared:

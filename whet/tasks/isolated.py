@@ -11,7 +11,8 @@ The caller sets the time limits of calls.
 import asyncio
 import logging
 from collections.abc import Awaitable
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 from whet.base.errors import DataError
 from whet.core.types import Group, Message, Task
@@ -35,10 +36,10 @@ class IsolatedEnvironments(Environments):
         self._endings = _Endings(self._thread)
 
     def make(self, task: Task) -> "IsolatedEnvironment":
-        return IsolatedEnvironment(self._environments, task, self._thread, self._endings)
+        return IsolatedEnvironment(self._environments, _copied(task), self._thread, self._endings)
 
     def program_for(self, task: Task) -> "IsolatedProgram | None":
-        program = self._environments.program_for(task)
+        program = self._environments.program_for(_copied(task))
         return None if program is None else IsolatedProgram(program, self._thread, self._endings)
 
     def use_policy(self, ask: AskPolicy) -> None:
@@ -81,6 +82,17 @@ class IsolatedEnvironments(Environments):
             log.warning("%s did not close within %g s", type(self._environments).__name__, seconds)
         finally:
             await self._thread.close()
+
+
+def _copied(task: Task) -> Task:
+    """Return the task with a copy of its lists and dicts: an episode may change these, and all episodes begin alike."""
+    return replace(task, prompt=_containers(task.prompt), data=_containers(task.data))
+
+
+def _containers(value: Any) -> Any:
+    if type(value) is dict:
+        return {name: _containers(each) for name, each in value.items()}
+    return [_containers(each) for each in value] if type(value) is list else value
 
 
 class _Endings:

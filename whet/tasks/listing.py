@@ -25,7 +25,9 @@ def tasks_of(taskset: TaskSet, split: str) -> Sequence[Task]:
     for number, task in enumerate(tasks):
         if not isinstance(task, Task):
             raise DataError(f"{where} must return a list of tasks, as in [{_EXAMPLE}], and one is {_shown(task)}")
-        if not isinstance(task.prompt, list | tuple) or not all(map(_is_message, task.prompt)):
+        if not isinstance(task.uid, str):
+            raise DataError(f"{where}: the uid of a task must be a text, by which records name it, not {task.uid!r}")
+        if not isinstance(task.prompt, list | tuple) or not all(map(is_message, task.prompt)):
             raise DataError(
                 f"{where}: the prompt of task {task.uid!r} must be a list of messages, as in {_EXAMPLE}, not "
                 f"{_shown(task.prompt)}"
@@ -40,7 +42,8 @@ def tasks_of(taskset: TaskSet, split: str) -> Sequence[Task]:
     return tasks
 
 
-def _is_message(value: object) -> bool:
+def is_message(value: object) -> bool:
+    """Return whether a value has a role and a content: a text, or a list of parts."""
     return (
         isinstance(value, Mapping)
         and isinstance(value.get("role"), str)
