@@ -77,3 +77,22 @@ def test_an_estimator_that_returns_no_advantages_is_named_with_its_place(made: A
     batch = Batch.from_groups(random_groups(0))
     with pytest.raises(DataError, match=rf"Own\.estimate \(.*test_own\.py:\d+\){words}"):
         Own()(batch)
+
+
+def test_an_estimator_that_changes_the_rewards_or_divides_by_no_spread_is_named_with_its_place() -> None:
+    class Centres(Advantage):
+        def estimate(self, batch: Batch) -> Credit:
+            centred = batch.reward
+            centred -= centred.mean()
+            return Credit(centred, axis="sequence")
+
+    class Divides(Advantage):
+        def estimate(self, batch: Batch) -> Credit:
+            spread = batch.reward.std() * 0
+            return Credit((batch.reward - batch.reward) / spread, axis="sequence")
+
+    batch = Batch.from_groups(random_groups(0))
+    with pytest.raises(DataError, match=r"Centres\.estimate \(.*test_own\.py:\d+\) changes 'reward' in place"):
+        Centres()(batch)
+    with pytest.raises(DataError, match=r"Divides\.estimate \(.*: the advantages of group '.*' are not finite: a divi"):
+        Divides()(batch)

@@ -74,3 +74,19 @@ def test_a_loss_that_returns_no_value_for_each_token_is_named_with_its_place(
     batch, output = fill(random_groups(0), 0)
     with pytest.raises(DataError, match=rf"Own\.per_token \(.*test_weighted\.py:\d+\) must return .*, {words}"):
         Own()(output, batch.weigh("token"))
+
+
+@pytest.mark.parametrize("changed", ["logprobs", "advantages", "surprise"])
+def test_a_loss_that_changes_what_it_gets_is_named_with_its_place(changed: str) -> None:
+    class Clamps(WeightedLoss):
+        def per_token(self, output: ModelOutput, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+            values = output.logprobs if changed == "logprobs" else batch.column(changed)
+            values *= 2
+            return -at_trained(batch, output.logprobs), Metrics()
+
+    batch, output = fill(random_groups(0), 0)
+    output.logprobs = output.logprobs * 1  # not a leaf
+    batch.fill("surprise", torch.ones(len(batch)))
+    batch.fill("advantages", torch.ones(len(batch)))
+    with pytest.raises(DataError, match=rf"Clamps.per_token \(.*test_weighted.py:\d+\) changes '{changed}' in place"):
+        Clamps()(output, batch)

@@ -18,6 +18,7 @@ from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 from whet.config import Config
 from whet.core.batch import Axis, Batch
+from whet.core.in_place import unchanged
 from whet.losses.kl import KL
 from whet.processes.user_code import place_of
 
@@ -74,10 +75,11 @@ class Advantage(Config, ABC):
         """Return the advantages of the trained tokens of a whole step."""
 
     def credit(self, batch: Batch) -> Credit:
-        """Return ``estimate(batch)``. Raises ``DataError`` if that is anything but one number for each token or
-        sequence."""
-        credit: object = self.estimate(batch)
+        """Return ``estimate(batch)``. Raises ``DataError`` if that is anything but one finite number for each trained
+        token or its sequence, or if the batch was changed."""
         where = place_of(type(self), "estimate")
+        with unchanged(batch, where):
+            credit: object = self.estimate(batch)
         if not isinstance(credit, Credit):
             what = "None" if credit is None else f"a {type(credit).__name__}"
             raise DataError(f"{where} must return Credit(advantages), not {what}")
@@ -85,6 +87,13 @@ class Advantage(Config, ABC):
             credit.fill(replace(batch))
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
+        wrong = batch.trained & ~credit.per_token(batch).isfinite()
+        if wrong.any():
+            uid = batch.group_uids[int(batch.group[batch.sequence[wrong.nonzero()[0]]])]
+            raise DataError(
+                f"{where}: the advantages of group {uid!r} are not finite: a division by a spread of 0, perhaps, where "
+                "all rewards are equal"
+            )
         return credit
 
     def __call__(self, batch: Batch) -> Batch:

@@ -15,6 +15,7 @@ from whet.base.errors import DataError
 from whet.base.lazy import Tensor, no_grad, torch
 from whet.config import Config
 from whet.core.batch import Batch, ModelOutput, Output
+from whet.core.in_place import unchanged
 from whet.losses.base import Unit
 from whet.metrics import Metrics
 from whet.processes.user_code import place_of
@@ -51,8 +52,9 @@ class WeightedLoss(Config, ABC):
     def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         """Return the scalar loss. The metric ``loss`` is the weighted mean, which is equal if the weights sum to 1.
         Raises ``DataError`` unless ``per_token`` returns a value for each token, and metrics: any other shape could be
-        broadcast to a loss with other weights."""
-        per_token, metrics = _checked(self, self.per_token(output, batch), batch)
+        broadcast to a loss with other weights. The same for a ``per_token`` that changes what it gets."""
+        with unchanged(batch, place_of(type(self), "per_token"), output.columns()):
+            per_token, metrics = _checked(self, self.per_token(output, batch), batch)
         weight = batch.column("weight")
         loss = (weight * per_token).sum()
         return loss, weighted_means(weight, {"loss": per_token}).merge(metrics)
