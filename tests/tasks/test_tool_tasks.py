@@ -4,6 +4,7 @@ are seeded, solvable by their gold answers, and resistant to cheating."""
 import asyncio
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,25 @@ def test_the_final_state_of_the_tools_is_graded() -> None:
     assert (last.done, last.reward, last.scores["correct"], last.scores["tool_calls"]) == (True, 1.0, 1.0, 1.0)
     assert played(ROOM, TASK, [message(push={"force": 2}), message("It is open.")])[-1].reward == 0
     assert played(ROOM, TASK, "It is open.")[-1].reward == 0  # each episode has its own state
+
+
+def test_the_system_message_of_the_recipe_begins_prompts_that_have_none() -> None:
+    def asked(task: Task) -> list[str]:
+        return [message["role"] for message in asyncio.run(Room(system="Be brief.").make(task).start()).messages]
+
+    assert asked(TASK) == ["system", "user"]
+    assert asked(Task("room/1", [{"role": "system", "content": "Be kind."}, *TASK.prompt])) == ["system", "user"]
+    assert [message["role"] for message in TASK.prompt] == ["user"]
+
+
+@pytest.mark.parametrize("state", [None, object(), partial(max, 1)])
+def test_a_state_without_a_tool_is_an_error_that_names_the_users_class(state: object) -> None:
+    class Forgets(Room):
+        def state(self, task: Task) -> Any:
+            return state
+
+    with pytest.raises(ConfigError, match=r"Forgets\.state \(.*test_tool_tasks\.py:\d+\) returned .* has no tool: ret"):
+        played(Forgets(), TASK, "It is open.")
 
 
 def test_an_unknown_tool_and_wrong_arguments_are_shown_to_the_model_and_counted() -> None:

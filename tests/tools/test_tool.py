@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from whet.base.errors import ConfigError
+from whet.tools.source import Functions
 from whet.tools.tool import Tool, ToolError, tool, tools_of
 
 
@@ -168,3 +169,13 @@ async def yielding(a: int) -> AsyncIterator[int]:
 def test_functions_without_a_schema_are_refused(function: Callable[..., Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         tool(function)
+
+
+def test_what_is_no_source_of_tools_is_refused_with_what_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"tools can't be the class Place: give an object, as in Place\(\)"):
+        tools_of(Place)
+    for source in ("my_tools:weather", {"weather": weather}, [{"weather": weather}]):
+        with pytest.raises(ConfigError, match=r"tools are functions or an object with methods, not .*weather"):
+            tools_of(source)
+    with pytest.raises(ConfigError, match=r"data.tools: math:pi has no tool: name a function, a list"):
+        Functions(path="math:pi").open()

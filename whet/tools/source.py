@@ -45,7 +45,9 @@ class Functions(ToolSource):
 
     def open(self) -> "FunctionServer":
         try:
-            return FunctionServer(tools_of(import_path(self.path)))
+            if not (tools := tools_of(import_path(self.path))):
+                raise ConfigError(f"data.tools: {self.path} has no tool: name a function, a list of them or an object")
+            return FunctionServer(tools)
         except ComponentError as problem:
             raise ConfigError(f"data.tools: {problem}") from None
 

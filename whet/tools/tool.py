@@ -115,9 +115,13 @@ def bounded(result: object, limit: int) -> str:
 
 def tools_of(source: object) -> list[Tool]:
     """Return the tools of a ``Tool``, a function, a list of these, or an object, whose public methods are tools that
-    share its state."""
+    share its state. Raises ``ConfigError`` for a class, a text or a dict, which are none of these."""
     if isinstance(source, Tool):
         return [source]
+    if isinstance(source, type):
+        raise ConfigError(f"tools can't be the class {source.__name__}: give an object, as in {source.__name__}()")
+    if isinstance(source, str | bytes | Mapping):
+        raise ConfigError(f"tools are functions or an object with methods, not {source!r:.80}")
     if isinstance(source, Iterable):
         return [tool for part in source for tool in tools_of(part)]
     if inspect.isroutine(source):

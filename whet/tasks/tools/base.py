@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Generic
 
+from whet.base.errors import ConfigError
 from whet.base.extras import require
 from whet.chat.calls import checked_call
 from whet.config import Component
 from whet.core.content import text_of
 from whet.core.types import D, Message, Task
+from whet.processes.user_code import place_of
 from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet, called
 from whet.tasks.cases import Case, unearned
 from whet.tasks.episodes import checked_scores
@@ -31,7 +33,7 @@ class ToolTasks(TaskSet[D], Generic[D], ABC):
     if they know a solution."""
 
     system: str | None = None
-    """The system message."""
+    """The system message of tasks whose prompt begins with none."""
     limits: ToolLimits = ToolLimits()
     tools: tuple[Annotated[ToolSource, Component(TOOL_SOURCES)], ...] = ()
     """Further tools: ``{type: functions, path: my_tools:lookup}``, ``{type: mcp, command: [my-server]}``."""
@@ -100,8 +102,18 @@ class ToolEpisode(Environment):
     async def start(self) -> Observation:
         self.state = await called(self.tasks.state, self.task)
         served = [tool for server in self.servers for tool in await server.tools()]
-        self.toolbox = Toolbox([*tools_of(self.state), *served], self.tasks.limits)
-        return Observation(list(self.task.prompt), self.toolbox.schemas)
+        tools = [*tools_of(self.state), *served]
+        if not tools:
+            where = place_of(type(self.tasks), "state")
+            raise ConfigError(
+                f"{where} returned {self.state!r:.80}, which has no tool: return a function, a list of functions, or "
+                "an object with public methods"
+            )
+        self.toolbox = Toolbox(tools, self.tasks.limits)
+        prompt = self.task.prompt
+        if self.tasks.system is not None and [each["role"] for each in prompt[:1]] != ["system"]:
+            prompt = messages(self.tasks.system, "")[:1] + prompt
+        return Observation(list(prompt), self.toolbox.schemas)
 
     async def step(self, reply: Message) -> Step:
         calls, wrong = reply.get("tool_calls", []), reply.get("malformed_calls", [])
