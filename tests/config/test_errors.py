@@ -1,10 +1,14 @@
 """Each mistake in a recipe is reported with its key, its line and the fix."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from pydantic import Field
 
 from tests.config.settings import Loss, Optimizer, Required, Settings
 from whet.config import Config, RecipeError, SettingsError, load
+from whet.config.component import ComponentError, import_path
 from whet.config.issues import nearest
 
 CASES = {
@@ -101,8 +105,6 @@ def in_empty_folder(tmp_path, monkeypatch):
 
 
 def complaint(text: str | bytes, *overrides: str, root=Settings) -> str:
-    from pathlib import Path
-
     Path("r.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(RecipeError) as caught:
         load(root, "r.yaml", list(overrides), search=Path())
@@ -179,6 +181,34 @@ def test_settings_are_not_changed() -> None:
     settings = Settings()
     with pytest.raises(SettingsError, match=r"steps: settings can't be changed; make new ones, as in Settings\(steps="):
         settings.steps = 3
+    with pytest.raises(
+        SettingsError, match=r"rows: is not a setting: .* compute other values in a functools\.cached_pr"
+    ):
+        settings.rows = 3  # type: ignore[attr-defined]
+
+
+def test_settings_that_an_init_of_ones_own_takes_are_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"Own defines __init__\(path\), but its settings are fields, as in `path: str`"
+    ):
+
+        class Own(Settings):
+            def __init__(self, path) -> None:
+                self.rows = path
+
+    class Passes(Settings):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+
+    assert Passes(steps=3).steps == 3
+
+
+def test_an_error_of_several_lines_in_a_module_is_one_mistake(in_empty_folder: Path) -> None:
+    Path("untyped.py").write_text("from whet.config import Config\nclass Own(Config):\n    limit = 100\n")
+    with pytest.raises(
+        ComponentError, match=r"can't be imported: PydanticUserError: .*`limit = 100`.* at .*untyped\.py:2"
+    ):
+        import_path("untyped.py:Own")
 
 
 TOGETHER = {

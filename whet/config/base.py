@@ -1,5 +1,6 @@
 """The base class of all settings."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -7,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from pydantic_core import to_json
 
 from whet.config.issues import ConfigIssue, SettingsError
+
+_COMPUTE = "compute other values in a functools.cached_property"
 
 
 def within(value: object) -> "Iterator[Config]":
@@ -56,13 +59,28 @@ class Config(BaseModel):
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # settings within settings don't call it
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if "__init__" not in vars(cls):
+            return
+        taken = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        if not all(each.kind is each.VAR_KEYWORD or each.name in cls.model_fields for each in taken):
+            names = ", ".join(map(str, taken))
+            raise TypeError(
+                f"{cls.__name__} defines __init__({names}), but its settings are fields, as in `path: str`; leave "
+                f"__init__ out, and {_COMPUTE}"
+            )
+
     if not TYPE_CHECKING:  # a type checker would allow any name
 
         def __setattr__(self, name: str, value: object) -> None:
             try:
                 super().__setattr__(name, value)
             except ValidationError:
-                reason = f"settings can't be changed; make new ones, as in {type(self).__name__}({name}=...)"
+                kind = type(self)
+                reason = f"settings can't be changed; make new ones, as in {kind.__name__}({name}=...)"
+                if name not in kind.model_fields:
+                    reason = f"is not a setting: declare it as a field, or {_COMPUTE}"
                 raise SettingsError([ConfigIssue(name, type(self).__name__, reason)]) from None
 
     @classmethod

@@ -223,7 +223,8 @@ def _import_file(file: str) -> tuple[str, ModuleType]:
 def _failure(module: str, error: BaseException) -> str:
     """Return why a module can't be imported, and where: the last frame outside the import system and this file."""
     frames = [(frame.filename, frame.lineno) for frame in user_frames(error)]
-    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = " ".join(str(error).partition("\n\nFor further information visit")[0].split())  # of pydantic
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError):
         frames, reason = [(str(error.filename), error.lineno)], error.msg
     where = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
