@@ -159,6 +159,24 @@ def test_shares_copy_and_choose_rows_by_the_seed(tmp_path: Path) -> None:
     assert other.sources["b"].read == 100
 
 
+def test_a_row_that_one_source_leaves_out_of_its_share_is_no_duplicate_in_another(tmp_path: Path) -> None:
+    sources = {"a": [*texts(0, 40), *texts(0, 40)], "b": texts(0, 40)}
+    manifest = prepare(config(tmp_path, sources, a={"share": 0.5}, validation=0.0), tmp_path / "out")
+    assert sorted(row["messages"][0]["content"] for row in read(tmp_path / "out", "train")) == sorted(
+        row["prompt"] for row in texts(0, 40)
+    )
+    a, b = manifest.sources["a"], manifest.sources["b"]
+    assert a.dropped["not in the share"] == 2 * b.kept, "equal rows of a source have the same fate"
+    assert a.dropped["duplicate"] == b.dropped["duplicate"] == a.kept
+
+
+@pytest.mark.parametrize("setting", [{"test_path": "x.jsonl"}, {"test_size": 3}, {"batch_size": 4}])
+def test_settings_of_rows_that_no_preparation_reads_are_refused(tmp_path: Path, setting: dict[str, Any]) -> None:
+    rows = {"type": "supervised", "path": str(write_rows(tmp_path / "a.jsonl", texts(0, 9)))} | setting
+    with pytest.raises(RecipeError, match=rf"sources\.a\.rows\.{next(iter(setting))} is not read: whet prep divides"):
+        config(tmp_path, {"a": texts(0, 9)}, a={"rows": rows})
+
+
 def test_pairs_and_scores_keep_their_fields(tmp_path: Path) -> None:
     pairs = [{"prompt": f"q{i}", "chosen": "good", "rejected": "bad"} for i in range(5)]
     prepare(config(tmp_path, {"a": pairs}, validation=0.0), tmp_path / "pairs")

@@ -108,6 +108,12 @@ class PrepConfig(Config):
         if self.model is None and self.thoughts.cut:
             raise ValueError("thoughts.budgets are in tokens: set model, whose tokenizer counts them")
         for name, source in self.sources.items():
+            idle = [] if source.rows._preset else [*source.rows.changed(("test_path", "test_size", "batch_size"))]
+            if idle:
+                raise ValueError(
+                    f"sources.{name}.rows.{idle[0]} is not read: whet prep divides the rows of `path` by "
+                    "`validation` and `test`; prepare a file of test rows by itself, or name it where you train"
+                )
             for column, (least, greatest) in source.where.items():
                 if least > greatest:
                     raise ValueError(f"sources.{name}.where.{column}: {least:g} is more than {greatest:g}")

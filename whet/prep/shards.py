@@ -37,11 +37,11 @@ def write_splits(config: "PrepConfig", stages: dict[str, Path], folder: Path, ma
             tally, share = manifest.sources[name], config.sources[name].share
             kind = config.sources[name].rows.kind
             for where, question, whole, row in _staged(stage / "rows.tsv"):
-                texts = partial(_texts, kind, row)
-                copies = 0 if (duplicate := seen(question, whole, texts)) else _copies(share, config.seed, where)
-                if not copies:
+                # A row that is not in the share is in no output, so that an equal row of a later source is kept.
+                copies = _copies(share, config.seed, name, whole)
+                if not copies or seen(question, whole, partial(_texts, kind, row)):
                     tally.kept -= 1
-                    tally.drop("duplicate" if duplicate else "not in the share", where)
+                    tally.drop("duplicate" if copies else "not in the share", where)
                     continue
                 tally.copies += copies - 1
                 for _ in range(copies):
@@ -71,8 +71,9 @@ def _staged(path: Path) -> Iterator[tuple[str, str, str, str]]:
             yield json.loads(where), question, whole, row
 
 
-def _copies(share: float, seed: int, where: str) -> int:
-    fraction = derive_seed(seed, "share", where) / _SEEDS
+def _copies(share: float, seed: int, source: str, whole: str) -> int:
+    """Return the copies of a row; equal rows of a source have equally many."""
+    fraction = derive_seed(seed, "share", source, whole) / _SEEDS
     return int(share) + (fraction < share - int(share))
 
 
