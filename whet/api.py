@@ -108,7 +108,7 @@ def train(
     data: "RowData",
     reward: Callable[..., object] | None = None,
     test: "RowData | None" = None,
-    steps: int = 20,
+    steps: int | None = None,
     folder: str | Path | None = None,
     on_step: "OnStep | None" = None,
     **settings: object,
@@ -125,6 +125,7 @@ def train(
     ``messages`` or ``prompt`` and ``completion`` are learned by SFT, with a ``label`` that is true or false by KTO,
     ``chosen`` and ``rejected`` by DPO.
 
+    ``steps``: 20 by default; ``epochs=3`` in its place: passes over the rows.
     ``test``: rows to evaluate on; by default a tenth of ``data``, at most 100 rows, is held out. No prompt is in both.
     ``settings``: ``lr``, ``group_size``, ``prompts_per_step``, ``max_new_tokens``, ``temperature``, ``batch_size``, or
     sections of the recipe (``algorithm="dapo"``, ``sampling={"top_p": 0.9}``); ``overrides`` as in ``read``.
@@ -138,7 +139,15 @@ def train(
     files = RowFiles(data, test, reward)
     chosen = new_folder(name="train") if folder is None else Path(folder)
     check_free(chosen)
-    base = {"steps": steps, "model": {"path": os.fspath(model)}, "optimizer": {"lr": 1e-5}, **files.recipe(chosen)}
+    if not isinstance(model, str | os.PathLike):
+        raise ConfigError(
+            f"model is a {type(model).__name__}; it must be a folder, a Hub id or a built-in name. Save a model in "
+            "memory with save_pretrained, and give the folder; set its settings as in 'model.lora.rank=16', in front"
+        )
+    if steps is not None and "epochs" in settings:
+        raise ConfigError(f"steps = {steps} and epochs = {settings['epochs']} are both given; leave one out")
+    length = {"steps": 20 if steps is None else steps}
+    base = {**length, "model": {"path": os.fspath(model)}, "optimizer": {"lr": 1e-5}, **files.recipe(chosen)}
     settings = {_SHORT.get(key, key): value for key, value in settings.items()}
     sections = {key: value for key, value in settings.items() if not _is_plain(value)}
     plain = [f"{key}={json.dumps(settings[key])}" for key in sorted(settings.keys() - sections)]

@@ -115,6 +115,43 @@ def test_numbers_and_truth_values_of_csv_are_read_from_texts(tmp_path: Path) -> 
         read_rows(str(path), Scored)
 
 
+def test_a_cell_with_json_is_a_text_unless_it_holds_messages(tmp_path: Path) -> None:
+    said = ['{"city": "Paris"}', '[{"name": "Paris"}]', "[]", "[{'a': 1}]"]
+    rows = read_rows(
+        str(write(tmp_path / "rows.csv", [{"prompt": "{}", "completion": each} for each in said])), Conversation
+    )
+    assert [row.answers[0].messages[-1]["content"] for row in rows] == said
+    turns = '[ {"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]'
+    (row,) = read_rows(str(write(tmp_path / "rows.csv", [{"conversations": turns}])), Conversation)
+    assert len(row.answers[0].messages) == 2
+
+
+def test_tables_as_spreadsheets_and_pandas_write_them(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": "b"}]
+    for name, text in (
+        ("numbers of rows", ",prompt,completion\n0,a,b\n"),
+        ("empty columns and rows", "prompt,completion,,\na,b,,\n,,,\n"),
+        ("tabs", "prompt\tcompletion\na\tb\n"),
+    ):
+        (tmp_path / "rows.csv").write_text(text)
+        assert [row for _, row in read_file(tmp_path / "rows.csv")] == rows, name
+
+
+def test_a_column_that_no_row_has_is_an_error(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d", "s": "e"}]
+    )
+    assert read_rows(str(path), Conversation, {"system": "s"})[1].system == "e"
+    with pytest.raises(
+        DataError, match=r"rows.jsonl:1: the row has no 'sytem' \(columns.system\); .* No other row has it"
+    ):
+        read_rows(str(path), Conversation, {"system": "sytem"})
+    with pytest.raises(
+        DataError, match=r"rows.jsonl:1: field 'prompt' is missing .*columns.promt must be columns.prompt"
+    ):
+        read_rows(str(path), Conversation, {"promt": "prompt"})
+
+
 def test_values_of_tables_become_values_of_json(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "when": date(2026, 1, 2), "image": b"\0", "weight": float("nan")}]
     path = write(tmp_path / "rows.parquet", rows)
@@ -171,6 +208,19 @@ def test_data_sets_saved_to_disk_are_read(tmp_path: Path) -> None:
         ("rows.jsonl", b'{\n "prompt": "a"\n}\n', r"rows.jsonl:1: not valid JSON: .*; write each row on one line"),
         ("rows.jsonl", b'[\n{"prompt": "a"}\n]\n', r"whose name ends in .json"),
         ("notes.md", b"# rows", r"notes.md:1: not valid JSON"),
+        (
+            "rows.txt",
+            b"prompt,completion\n",
+            r"rows.txt:1: not valid JSON, .* end in none of .*.csv.*; name it by its fo",
+        ),
+        ("rows.csv", b"prompt,\na,b\n", r"rows.csv:2: the cell 'b' has a column without a name"),
+        ("rows.jsonl", '{"prompt": "a"}'.encode("utf-16"), r"rows.jsonl:1: not UTF-8: .*; save the file as UTF-8"),
+        ("rows.json", b'{"rows": [\n{"prompt": "a"}\n]}', r"one object with rows; write the list 'rows' alone into"),
+        (
+            "rows.json",
+            b'{"prompt": {"0": "a"}}',
+            r"one object with columns; with pandas write df.to_json\(path, orient",
+        ),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, problem: str) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from datasets import Dataset, DatasetDict
 
 import whet
 from tests.toy import toy_recipe
@@ -192,6 +193,15 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         whet.train(**given, learning_rate=1e-5)
     with pytest.raises(RecipeError, match="algorithm is given as a value, which replaces the section"):
         whet.train(**given, algorithm=GRPO(), group_size=4)
+    with pytest.raises(ConfigError, match="steps = 5 and epochs = 2 are both given; leave one out"):
+        whet.train(**given, steps=5, epochs=2)
+    with pytest.raises(ConfigError, match=r"model is a dict; it must be a folder, .*'model\.lora\.rank=16', in front"):
+        whet.train(**given | {"model": {"path": "x", "lora": {"rank": 16}}})
+    splits = DatasetDict({"train": Dataset.from_list(ROWS)})
+    with pytest.raises(DataError, match=r"data is a DatasetDict; .*; give one of its splits, as in data\['train'\]"):
+        whet.train(**given | {"data": splits})
+    with pytest.raises(RecipeError, match="algorithm = sft does not have it; it is a setting of algorithm = grpo"):
+        whet.train(**given | {"data": [row | {"completion": "a"} for row in ROWS], "reward": None}, group_size=4)
     with pytest.raises(ConfigError, match=r"the reward function yielding \(.*:\d+\) contains `yield`"):
         whet.train(**given | {"reward": yielding})
     with pytest.raises(ConfigError, match=r"data\.reward: yielding .* contains `yield`"):
@@ -240,6 +250,9 @@ def test_rows_with_a_label_of_good_or_bad_are_not_all_imitated(tiny_model: Path,
     table.write_text("prompt,completion,label\nq,a,True\nq,b,False\n")
     assert RowFiles(table, None, None).training.algorithm == "kto"
     assert RowFiles([{"prompt": "q", "completion": "a", "label": "spam"}], None, None).training.algorithm == "sft"
+    numbered = [{"prompt": "q", "completion": "a", "label": label} for label in (None, 0)]
+    with pytest.raises(ConfigError, match=r"data has a 'label' 0: write true for a good answer .* leave"):
+        RowFiles(numbered, None, None)
 
 
 def test_all_given_test_rows_are_evaluated_and_equal_prompts_are_one_task(tmp_path: Path) -> None:

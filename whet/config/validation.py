@@ -65,7 +65,7 @@ def unknown_key(root: type[Config], tree: Node, path: Path) -> str:
     keys = around.known_keys(tree.find(path[:-1])[0]) if around else []
     below = (dotted(leaf) for leaf in tree.leaves() if leaf[-1] == path[-1] and leaf != path)
     elsewhere = _elsewhere(root, tree, path)
-    if elsewhere and (len(path) == 1 or not did_you_mean(path[-1], keys)):
+    if elsewhere and elsewhere != dotted(path) and (len(path) == 1 or not did_you_mean(path[-1], keys)):
         return f"unknown key. The setting here is {elsewhere}"
     hint = did_you_mean(path[-1], keys) or _of_another_type(around, tree, path, keys)
     hint = hint or next((f" Did you mean {name!r}?" for name in below), "")

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -32,7 +33,7 @@ _PACKED = (".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 _FORMATS = (".arrow", ".feather", ".parquet", ".jsonl", ".ndjson", *TEXT_TABLES, ".json")
 _OF_DATASETS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # written by ``Dataset.save_to_disk``
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev|eval)(?![a-z])")
-_PYTHON_LIST = re.compile(r"\s*\[\s*\{\s*'")
+_PYTHON_LIST = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
 _LONGEST_CELL = 1 << 27  # characters
 
 
@@ -139,7 +140,7 @@ def _rows(path: Path, nan_is_null: bool, leave_out: LeaveOut) -> Iterator[Placed
         raise DataError(f"can't read {path}: of compressed files only gzip (.gz) is read; unpack it first")
     try:
         with path.open("rb") as file:
-            if file.read(23) == b"version https://git-lfs":
+            if (head := file.read(23)) == b"version https://git-lfs":
                 raise DataError(f"{path}:1: a pointer of Git LFS, not the data; fetch the file with: git lfs pull")
         if suffix in TEXT_TABLES:
             yield from _csv_rows(path, "\t" if suffix == ".tsv" else None, leave_out)
@@ -148,6 +149,12 @@ def _rows(path: Path, nan_is_null: bool, leave_out: LeaveOut) -> Iterator[Placed
         elif suffix == ".json" and (array := _json_array(path, nan_is_null)) is not None:
             yield from array
         else:
+            named = suffix in (".jsonl", ".ndjson", ".json") or path.name.lower().endswith(".gz")
+            if not named and (begins := head.removeprefix(BOM_UTF8).lstrip()) and begins[:1] not in b"{[":
+                raise DataError(
+                    f"{path}:1: not valid JSON, as which files are read whose names end in none of "
+                    f"{', '.join(_FORMATS)}; name it by its format"
+                )
             yield from iterate_jsonl(path, nan_is_null, leave_out)
     except (OSError, EOFError, zlib.error) as problem:  # the last two of gzip
         raise DataError(f"can't read {path}: {getattr(problem, 'strerror', None) or problem}") from None
@@ -158,27 +165,32 @@ def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 def _csv_rows(path: Path, delimiter: str | None, leave_out: LeaveOut) -> Iterator[Placed]:
-    """``delimiter``: without one it is a comma, or a semicolon where the header has no comma, as spreadsheets write in
-    many languages."""
+    """``delimiter``: without one it is a comma or, where the header has none, a semicolon, as spreadsheets write in
+    many languages, or a tab. A first column without a name has the numbers of rows, which pandas writes."""
     csv.field_size_limit(_LONGEST_CELL)
     with _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         line = 1
         try:
             first = text.readline()
-            delimiter = delimiter or (";" if ";" in first and "," not in first else ",")
+            delimiter = delimiter or next((sign for sign in ",;\t" if sign in first), ",")
             reader = csv.reader(chain([first], text), delimiter=delimiter, strict=True)
             header = next(reader, [])
-            if len(set(header)) < len(header) or not all(name.strip() for name in header):
+            named = [name for name in header if name.strip()]
+            if len(set(named)) < len(named) or not named:
                 raise DataError(f"{path}:1: the header must name each column once; it holds: {', '.join(header)}")
             line = reader.line_num + 1
             for cells in reader:
                 where, line = f"{path}:{line}", reader.line_num + 1
-                if not cells:
+                if not any(cells):  # a blank line, or one of delimiters alone, which spreadsheets write
                     continue
                 if len(cells) != len(header):
                     leave_out(WrongRowError(f"{where}: the row has {len(cells)} cells, and the header {len(header)}"))
                     continue
-                yield where, {name: _cell(cell, where, name) for name, cell in zip(header, cells, strict=True) if cell}
+                filled = [(name, cell) for name, cell in zip(header, cells, strict=True) if cell]
+                if stray := [cell for name, cell in filled[1:] if not name.strip()]:
+                    leave_out(WrongRowError(f"{where}: the cell {stray[0][:80]!r} has a column without a name"))
+                    continue
+                yield where, {name: _cell(cell, where, name) for name, cell in filled if name.strip()}
         except csv.Error as problem:
             raise DataError(f"{path}:{line}: not valid CSV: {problem}") from None
         except UnicodeDecodeError as problem:
@@ -198,18 +210,20 @@ def _not_utf8(path: Path) -> int:
 
 
 def _cell(text: str, where: str, name: str) -> object:
-    """Return the lists and objects that a cell holds as JSON, and any other text unchanged."""
+    """Return the messages that a cell holds as JSON, and any other text unchanged, also if it is JSON."""
     if _PYTHON_LIST.match(text):
         raise DataError(
             f"{where}: field {name!r} holds a list in Python's notation; write it as JSON (json.dumps), or the rows as "
             "Parquet or JSONL"
         )
-    if not text.lstrip().startswith(("[{", '{"', "[]")):
+    if text.lstrip()[:1] not in ("[", "{"):
         return text
     try:
-        return STRICT.decode(text)
+        value = STRICT.decode(text)
     except (ValueError, RecursionError):
         return text
+    turns = value if isinstance(value, list) else [value]
+    return value if turns and all(isinstance(each, dict) and {"role", "from"} & each.keys() for each in turns) else text
 
 
 def _json_array(path: Path, nan_is_null: bool) -> list[Placed] | None:
@@ -217,6 +231,7 @@ def _json_array(path: Path, nan_is_null: bool) -> list[Placed] | None:
     with _open(path) as file:
         content = file.read()
     if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        _check_lines(path, content)
         return None
     try:
         values = (TABLES if nan_is_null else STRICT).decode(content.decode("utf-8-sig"))
@@ -228,6 +243,23 @@ def _json_array(path: Path, nan_is_null: bool) -> list[Placed] | None:
         if not isinstance(value, dict):
             raise DataError(f"{path}: element {number} must be a JSON object, not {type(value).__name__}")
     return [(f"{path}:{number}", value) for number, value in enumerate(values, start=1)]
+
+
+def _check_lines(path: Path, content: bytes) -> None:
+    """Raise ``DataError`` for a file that is a single object which holds the rows, or their columns."""
+    try:
+        whole = TABLES.decode(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(whole, dict):
+        return
+    if whole and all(isinstance(column, dict) and "0" in column for column in whole.values()):
+        hint = "columns; with pandas write df.to_json(path, orient='records')"
+    elif len(content.split(b"\n")) > 2 and (rows := [name for name, value in whole.items() if isinstance(value, list)]):
+        hint = f"rows; write the list {rows[0]!r} alone into a file"
+    else:
+        return
+    raise DataError(f"{path}: the file must be a list of rows, and is one object with {hint}")
 
 
 def _columnar_rows(path: Path, suffix: str) -> Iterator[Placed]:

@@ -27,7 +27,11 @@ def as_rows(data: Iterable[Mapping[str, object]], name: str = "data") -> list[Pl
             raise DataError(f"{name} has the columns {reprlib.repr(names)}; each needs its own name, a text")
         data = table.astype(object).where(table.notna(), None).to_dict("records")
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
-        raise DataError(f"{name} is a {type(data).__name__}; it must be a list of dicts, a Dataset or a DataFrame")
+        splits = [key for key, part in data.items() if hasattr(part, "features")] if isinstance(data, Mapping) else []
+        hint = f"; give one of its splits, as in {name}[{splits[0]!r}]" if splits else ""
+        raise DataError(
+            f"{name} is a {type(data).__name__}; it must be a list of dicts, a Dataset or a DataFrame{hint}"
+        )
     rows = []
     for number, row in enumerate(data):
         where = f"row {number} of {name}"

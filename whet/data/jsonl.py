@@ -73,7 +73,9 @@ def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, object]:
     try:
         value = (TABLES if nan_is_null else STRICT).decode(line.decode())
     except UnicodeDecodeError as problem:
-        raise WrongRowError(f"{where}: not UTF-8: {problem.reason} at byte {problem.start + 1} of the line") from None
+        raise WrongRowError(
+            f"{where}: not UTF-8: {problem.reason} at byte {problem.start + 1} of the line; save the file as UTF-8"
+        ) from None
     except json.JSONDecodeError as problem:
         if line.startswith(b"version https://git-lfs"):
             raise DataError(f"{where}: a pointer of Git LFS, not the data; fetch the file with: git lfs pull") from None

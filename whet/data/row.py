@@ -3,8 +3,9 @@ with its file, line and field."""
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Self, TypeVar
@@ -33,6 +34,8 @@ def naming_prep() -> Iterator[None]:
 _WRONG = {
     "string_type": "must be a text",
     "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "float_parsing": "must be a finite number",
     "float_type": "must be a finite number",
     "finite_number": "must be a finite number",
     "list_type": "must be a list",
@@ -143,7 +146,11 @@ def placed_rows(
     all texts. ``leave_out``: see ``iterate_file``."""
     columns = columns or {}
 
+    unseen, first = dict(columns), ("", dict[str, object]())
+
     def renamed(values: dict[str, object]) -> dict[str, object]:
+        for name in [name for name, column in unseen.items() if column in values or name in values]:
+            del unseen[name]
         fields = {name: values[column] for name, column in columns.items() if column in values}
         replaced = fields.keys() | set(columns.values())
         return fields | {name: value for name, value in values.items() if name not in replaced}
@@ -151,12 +158,16 @@ def placed_rows(
     if path.startswith(("https://", "http://")):
         path = str(fetch_file(path))
     if path.startswith("hf:"):
-        for where, values in fetch_rows(path):
-            yield where, renamed(without_nulls(values)), False
-        return
-    as_texts = is_text_table(path)
-    for where, values in iterate_file(path, nan_is_null, leave_out):
-        yield where, renamed(values), as_texts
+        rows: Iterable[tuple[str, dict[str, object]]]
+        rows, as_texts = ((where, without_nulls(values)) for where, values in fetch_rows(path)), False
+    else:
+        rows, as_texts = iterate_file(path, nan_is_null, leave_out), is_text_table(path)
+    for where, values in rows:
+        fields = renamed(values)
+        first = first if first[0] else (where, fields)
+        yield where, fields, as_texts
+    for name in unseen:
+        raise DataError(f"{first[0]}: {missing(name, first[1], columns)} No other row has it either")
 
 
 _USUAL = {  # what the fields are often called
@@ -180,8 +191,10 @@ def missing(name: str, fields: Collection[str], columns: Mapping[str, str] | Non
         return f"the row has no {column!r} (columns.{name}); {present}.{did_you_mean(column, here)}"
     usual = (field for field in _USUAL.get(name, ()) if field in fields)
     alike = (field for field in fields if field.strip().casefold() == name)
-    meant = next(chain(alike, usual), min(fields, default=None))
+    meant = next(chain(alike, get_close_matches(name, fields, 1), usual), min(fields, default=None))
     rename = "" if meant is None else f"; if {meant!r} is meant, set columns={{{name}: {meant}}}"
+    if meant in (columns or {}):
+        rename = f"; columns.{meant} must be columns.{name} if this is meant"
     if isinstance(fields, Mapping) and (rows := next((key for key in fields if _are_rows(fields[key])), None)):
         rename = f"; if the list {rows!r} has the rows, write it alone into a file"
     return f"field {name!r} is missing (fields of this row: {', '.join(fields) or 'none'}{rename})"

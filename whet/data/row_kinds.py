@@ -41,7 +41,7 @@ def _message(value: dict[str, object]) -> dict[str, object]:
     return kept | {"content": text if value["role"] == "assistant" else content}
 
 
-_MESSAGES_AS_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:')
+_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content|from|value)["']\s*:""")
 
 
 def _said_by(role: str) -> Callable[[object], object]:

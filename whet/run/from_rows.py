@@ -24,6 +24,7 @@ RowData = Iterable[Mapping[str, Any]] | str | Path
 _KEYS = {"data": "path", "test": "test_path"}  # argument of whet.train -> key of a recipe's data
 _FILES = {"data": "rows.jsonl", "test": "test.jsonl"}  # in the run folder
 _WEB = ("hf:", "http:", "https:")
+_NUMBERED = ("0", "1", "-1", "0.0", "1.0", "-1.0")  # labels that may say which answers are good
 _MOST_HELD_OUT = 100  # each is answered before and after training
 
 
@@ -115,8 +116,15 @@ def _training_of(rows: list[Placed] | None) -> Training:
     columns = set(first)
     for training in _FROM_ROWS:
         if training.columns <= columns:
-            labelled = str(first.get("label")).lower() in ("true", "false")  # of a table, a text
-            return _LABELLED if training.row is Conversation and labelled else training
+            if training.row is not Conversation:
+                return training
+            labels = [str(row.get("label")).lower() for _, row in rows or ()]  # of a table, texts
+            if labels[0] not in ("true", "false") and (number := next((x for x in labels if x in _NUMBERED), None)):
+                raise ConfigError(
+                    f"data has a 'label' {number}: write true for a good answer and false for a bad one, from which "
+                    "KTO learns, or leave the column out to imitate all answers (SFT)"
+                )
+            return _LABELLED if labels[0] in ("true", "false") else training
     raise ConfigError(
         "whet.train needs a reward, a function of the model's answer; without one, rows with the columns 'messages' or "
         "'prompt' and 'completion' (SFT), with a 'label' true or false (KTO), or 'chosen' and 'rejected' (DPO). These "
