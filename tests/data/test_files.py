@@ -137,6 +137,13 @@ def test_tables_as_spreadsheets_and_pandas_write_them(tmp_path: Path) -> None:
         assert [row for _, row in read_file(tmp_path / "rows.csv")] == rows, name
 
 
+def test_only_the_first_of_many_fields_are_listed(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [{f"column {number}": 1 for number in range(9999)}])
+    with pytest.raises(DataError, match=r"fields of this row: column 0, .*\.\.\. \(9999 fields\)") as caught:
+        read_rows(str(path), Conversation)
+    assert len(str(caught.value)) < 2000
+
+
 def test_a_column_that_no_row_has_is_an_error(tmp_path: Path) -> None:
     path = write(
         tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d", "s": "e"}]
@@ -219,8 +226,10 @@ def test_data_sets_saved_to_disk_are_read(tmp_path: Path) -> None:
         (
             "rows.json",
             b'{"prompt": {"0": "a"}}',
-            r"one object with columns; with pandas write df.to_json\(path, orient",
+            r"one object with a whole table; with pandas write df.to_json\(path, orient",
         ),
+        ("rows.json", b'{"0": {"prompt": "a"}, "1": {"prompt": "b"}}', r"one object with a whole table; with pandas"),
+        ("rows.json", b'{"columns": ["prompt"], "index": [0], "data": [["a"]]}', r"one object with a whole table; wi"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, problem: str) -> None:

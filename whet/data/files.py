@@ -246,15 +246,16 @@ def _json_array(path: Path, nan_is_null: bool) -> list[Placed] | None:
 
 
 def _check_lines(path: Path, content: bytes) -> None:
-    """Raise ``DataError`` for a file that is a single object which holds the rows, or their columns."""
+    """Raise ``DataError`` for a file that is a single object which holds the rows, or a table as pandas writes it."""
     try:
         whole = TABLES.decode(content.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return
     if not isinstance(whole, dict):
         return
-    if whole and all(isinstance(column, dict) and "0" in column for column in whole.values()):
-        hint = "columns; with pandas write df.to_json(path, orient='records')"
+    nested = whole and all(isinstance(part, dict) and ("0" in part or "0" in whole) for part in whole.values())
+    if nested or {"columns", "index", "data"} <= whole.keys():
+        hint = "a whole table; with pandas write df.to_json(path, orient='records')"
     elif len(content.split(b"\n")) > 2 and (rows := [name for name, value in whole.items() if isinstance(value, list)]):
         hint = f"rows; write the list {rows[0]!r} alone into a file"
     else:

@@ -181,6 +181,9 @@ _USUAL = {  # what the fields are often called
 }
 
 
+_LISTED = 1000  # characters of the fields in an error
+
+
 def missing(name: str, fields: Collection[str], columns: Mapping[str, str] | None = None) -> str:
     """Return the error text for a row with these fields that lacks one, or lacks the column that it comes from."""
     if isinstance(fields, Mapping) and isinstance(fields.get(name), bytes):
@@ -197,7 +200,9 @@ def missing(name: str, fields: Collection[str], columns: Mapping[str, str] | Non
         rename = f"; columns.{meant} must be columns.{name} if this is meant"
     if isinstance(fields, Mapping) and (rows := next((key for key in fields if _are_rows(fields[key])), None)):
         rename = f"; if the list {rows!r} has the rows, write it alone into a file"
-    return f"field {name!r} is missing (fields of this row: {', '.join(fields) or 'none'}{rename})"
+    listed = ", ".join(fields) or "none"
+    shown = listed if len(listed) <= _LISTED else f"{listed[:_LISTED]}... ({len(fields)} fields)"
+    return f"field {name!r} is missing (fields of this row: {shown}{rename})"
 
 
 def _are_rows(value: object) -> bool:
