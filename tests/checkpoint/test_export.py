@@ -14,6 +14,7 @@ from tests.learner.parts import published
 from tests.tiny import tiny_llama, tiny_mixtral, tiny_qwen3, tiny_tokenizer
 from whet.base.errors import ConfigError
 from whet.base.files import load_tensors, save_tensors
+from whet.base.staged_folder import staged_folder
 from whet.checkpoint.export import export
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import CheckpointStore
@@ -189,6 +190,8 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
     assert (out / "model.safetensors").exists()
     with pytest.raises(ConfigError, match="not an empty folder"):
         export(run, run / "recipe.yaml", force=True)
+    with staged_folder(out), pytest.raises(ConfigError, match="out is being written by another process"):
+        export(run, out, force=True)
 
 
 def test_an_export_does_not_replace_what_it_is_made_from_or_where_it_runs(

@@ -100,6 +100,10 @@ def test_weights_that_are_no_plain_numbers_need_a_config_that_explains_them(
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(WhetError, match=r"model\.safetensors has 6 weights of the type \w+, such as .*mlp.*bfloat16"):
         fetching.fetch_model(str(tmp_path))
+    weights |= {name: model.state_dict()[name] for name in list(weights) if "mlp" in name and "0.mlp.up" not in name}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WhetError, match=r"model\.safetensors has 1 weight of the type \w+, such as .*0\.mlp\.up"):
+        fetching.fetch_model(str(tmp_path))
     model.config.quantization_config = {"quant_method": "fp8"}
     model.config.save_pretrained(tmp_path)
     fetching.fetch_model(str(tmp_path))

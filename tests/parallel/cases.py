@@ -190,14 +190,16 @@ def train(rendezvous: str, rank: int, case: Case) -> Outputs:
     def micro(step: int) -> Any:
         return micro_batches(case, worker, step)
 
-    assert len(micro(0)) > 1 or case.max_tokens == ENOUGH  # on each shard
+    count = len(micro(0))
+    assert count > 1 or case.max_tokens == ENOUGH, f"rank {rank} has {count} micro-batch of {case.max_tokens} tokens"
     scored = score(case, worker)
     worker.accumulate(micro(0), loss)
     parts = worker.module.shards.parameters.gradients
     trained = [(name, p) for name, p in worker.module.by_name() if p.grad is not None]
     gradients = whole(part for name, p in trained for part in parts(name, p).items())
     updates = [worker.update(micro(step), loss) for step in range(case.steps)]
-    assert not any(update.skipped for update in updates)
+    skipped = [step for step, update in enumerate(updates) if update.skipped]
+    assert not skipped, f"rank {rank} skipped the updates {skipped} of {case.steps}"
     return Outputs(
         scored,
         score(case, worker),

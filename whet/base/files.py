@@ -45,8 +45,8 @@ def replacing(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield staging
-            _flush(staging)
-            _rename_over(staging, path)
+            flush(staging)
+            rename_over(staging, path)
         finally:
             with suppress(OSError):
                 remove(staging)
@@ -190,13 +190,14 @@ def format_bytes(size: int) -> str:
     return f"{size / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{size} B"
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Flush a file, or a folder with its contents, to disk."""
     if not path.is_dir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
         return
     for each in path.iterdir():
-        _flush(each)
+        flush(each)
     sync_folder(path)
 
 
@@ -209,7 +210,7 @@ def _swapped(path: Path, other: Path) -> bool:
     return rename is not None and rename(here, os.fsencode(path), here, os.fsencode(other), swap) == 0
 
 
-def _rename_over(staging: Path, path: Path) -> None:
+def rename_over(staging: Path, path: Path) -> None:
     """Replace a file or folder; a replaced folder is removed last. Where the system can't swap two folders, a kill
     between the two renames leaves the old folder under its ``.before`` name."""
     if not (staging.is_dir() and path.exists()):

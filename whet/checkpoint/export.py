@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import require
-from whet.base.files import check_writable, load_tensors, remove, replacing, save_tensors
+from whet.base.files import check_writable, load_tensors, remove, save_tensors
 from whet.base.lazy import FileDtype, torch_dtype
+from whet.base.staged_folder import staged_folder
 from whet.base.strict_json import JsonObject
 from whet.checkpoint.card import Kind, ModelClass, model_card
 from whet.checkpoint.config import CheckpointConfig
@@ -57,16 +58,15 @@ def export(
     ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is the base model's by default. ``gguf``
     writes one GGUF file with matrices of this type instead of transformers' files, ``megatron`` a checkpoint of
     Megatron Core in place of safetensors. Raises ``ConfigError`` if ``out`` is a file, a nonempty folder without
-    ``force``, the place of the run's checkpoints or base model, or in a folder that can't be written,
-    ``CheckpointError`` if there is no such intact checkpoint.
+    ``force``, a folder that another process is writing, the place of the run's checkpoints or base model, or in a
+    folder that can't be written, ``CheckpointError`` if there is no such intact checkpoint.
     """
     from whet.models.config import ModelConfig
     from whet.models.loading import load_model_config
 
     if Path.cwd().is_relative_to(out.resolve()):
         raise ConfigError(f"{out} holds the working folder, which an export would replace; name a folder to create")
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
-        raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
+    _check_free(out, force)
     for folder in (out, out.absolute().parent):  # a folder that is write-protected is not replaced through its parent
         check_writable(folder)
     recipe = _of_policy(_recipe(run), run, policy)
@@ -89,8 +89,8 @@ def export(
     elif megatron:
         check_megatron(load_model_config(config))
     lineage = of_export(run, checkpoint.folder, checkpoint.step, out)
-    with replacing(out) as staging:
-        staging.mkdir()
+    with staged_folder(out) as staging:
+        _check_free(out, force)  # again, as another export may have ended meanwhile
         padding = _write_tokenizer(config, recipe.get("chat_template"), staging, judges)
         model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config, policy)
         if padding is not None:
@@ -134,6 +134,11 @@ def _loader(model: "PreTrainedModel", config: "ModelConfig", kind: Kind) -> Mode
     if config.vision is not None:  # also of an adapter, whose base model transformers finds
         return ModelClass("AutoModelForImageTextToText")
     return ModelClass("AutoPeftModelForCausalLM" if kind == "adapter" else "AutoModelForCausalLM")
+
+
+def _check_free(out: Path, force: bool) -> None:
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
+        raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
 
 
 def _check_kept(out: Path, checkpoints: Path, model: Path) -> None:

@@ -110,8 +110,9 @@ def _check_types(file: Path, changed: int) -> None:
     types = {name: tensor.get("dtype") for name, tensor in _header(file).items()}
     strange = [name for name, stored in types.items() if name.endswith(_WEIGHTS) and stored not in _PLAIN]
     if strange:
+        weights = "1 weight" if len(strange) == 1 else f"{len(strange)} weights"
         raise WhetError(
-            f"the model's file {file} has {len(strange)} weights of the type {types[strange[0]]}, such as "
+            f"the model's file {file} has {weights} of the type {types[strange[0]]}, such as "
             f"{strange[0]}, and no quantization_config in config.json says which numbers they stand for; download or "
             "save the model again in bfloat16, float16 or float32"
         )
