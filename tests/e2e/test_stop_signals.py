@@ -150,8 +150,10 @@ def test_a_signal_before_the_first_step_ends_the_run_at_once(tiny_model: Path, t
     with running([str(path)], folder) as process:
         process.send_signal(signal.SIGTERM)
         printed, _ = process.communicate(timeout=100)
-    assert process.returncode == -signal.SIGTERM
+    assert process.returncode == 128 + signal.SIGTERM, printed
     assert "SIGTERM came: the run ends at once, because it has no new step to save" in printed
+    assert f"ended by SIGTERM. Resume with: whet resume {folder}" in printed
+    assert "ended without a message" not in printed
 
 
 def test_a_second_signal_ends_the_run_at_once(tiny_model: Path, tmp_path: Path) -> None:

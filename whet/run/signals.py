@@ -114,10 +114,14 @@ def stop_signals(before: float | None = None, request: StopRequest | None = None
     if threading.current_thread() is not threading.main_thread():
         handlers = {}
 
+    def restore(number: signal.Signals) -> None:
+        loop.remove_signal_handler(number)
+        signal.signal(number, handlers[number])
+
     def asked(by: signal.Signals, why: str) -> None:
         reports.close()
         for number in handlers:
-            loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)  # which leaves the system's: it ends even a process that hangs
         log.warning("%s: the run saves after this step and ends; the next signal ends it at once", why)
         request.ask(by, why)
 
@@ -126,7 +130,8 @@ def stop_signals(before: float | None = None, request: StopRequest | None = None
             asked(number, f"{number.name} came")
             return
         log.warning("%s came: the run ends at once, because it has no new step to save", number.name)
-        loop.remove_signal_handler(number)
+        reports.close()
+        restore(number)  # the one of a command, which closes what is open
         os.kill(os.getpid(), number)
 
     for number in handlers:
@@ -145,6 +150,5 @@ def stop_signals(before: float | None = None, request: StopRequest | None = None
         if timer is not None:
             timer.cancel()
         reports.close()  # before the handlers are removed, because it puts them back
-        for number, handler in handlers.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
+        for number in handlers:
+            restore(number)
