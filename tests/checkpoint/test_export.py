@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,21 @@ def test_an_export_does_not_replace_what_it_is_made_from_or_where_it_runs(
         export(run, folder)
     export(run, tmp_path / "base/exported", force=True)
     assert (run / "checkpoints/latest").is_file()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("model: {path: 5}", "model: path: expected text, got the number 5"),
+        ("model: {path: a, trust_remote_code: {}}", "model: trust_remote_code: expected true or false, got a mapping"),
+        ("model: {path: a}\ncheckpoints: latest", "checkpoints: expected a mapping, got text 'latest'"),
+        ("model: {path: a}\npolicies: [b]", "policies: expected a mapping whose values are mappings"),
+    ],
+)
+def test_a_setting_of_a_wrong_type_in_the_runs_recipe_is_named(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(line)
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path / 'recipe.yaml'}: {said}")):
+        export(tmp_path, tmp_path / "out", policy="b" if "policies" in line else "")
 
 
 def test_refused_exports_leave_no_folder(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ adapter. A reward model becomes a sequence classifier. The folder is written com
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import require
@@ -21,7 +23,10 @@ from whet.checkpoint.megatron_file import check_megatron, write_megatron
 from whet.checkpoint.policy import load_policy
 from whet.checkpoint.reward_model import ROLE, choose_padding, load_reward_model
 from whet.checkpoint.store import CheckpointStore, Which
-from whet.config import parse_mapping
+from whet.config import Config, parse_mapping
+from whet.config.issues import SettingsError
+from whet.config.tree import from_plain
+from whet.config.validation import got, issues_of
 from whet.lineage.exports import note_export, of_export, with_files
 from whet.lineage.record import Record
 
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from whet.models.config import ModelConfig
+
+C = TypeVar("C", bound=Config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +77,11 @@ def export(
     for folder in (out, out.absolute().parent):  # a folder that is write-protected is not replaced through its parent
         check_writable(folder)
     recipe = _of_policy(_recipe(run), run, policy)
-    config = ModelConfig.from_values(recipe["model"])
+    config = _section(ModelConfig, recipe, "model", run)
     _check_kept(out, run / "checkpoints", Path(config.path).expanduser())
     if adapter_only and config.lora is None:
         raise ConfigError(f"{run} was trained without LoRA, so it has no adapter; export it without --adapter")
-    settings = CheckpointConfig.from_values(recipe.get("checkpoints", {}))
+    settings = _section(CheckpointConfig, recipe, "checkpoints", run)
     checkpoint = CheckpointStore(run / "checkpoints", settings).load(step)
     judges = (checkpoint.folder / ROLE).is_dir()
     if judges and adapter_only:
@@ -109,11 +116,24 @@ def export(
     return Exported(out / _gguf_name(gguf) if gguf else out, checkpoint.step, lineage)
 
 
+def _section(kind: type[C], recipe: JsonObject, key: str, run: Path) -> C:
+    """Return the settings of a section. Raises ``SettingsError`` naming the file and each wrong key."""
+    values, where = recipe.get(key) or {}, f"{run / 'recipe.yaml'}: {key}"
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected a mapping, got {got(values)}")
+    try:
+        return kind.from_values(values)
+    except ValidationError as error:
+        raise SettingsError(issues_of(error, kind, from_plain(values, where))) from None
+
+
 def _of_policy(recipe: JsonObject, run: Path, name: str) -> JsonObject:
     """Return the recipe with the model of one of its further policies, or unchanged without a name."""
     if not name:
         return recipe
     policies = recipe.get("policies") or {}
+    if not isinstance(policies, dict) or not isinstance(policies.get(name, {}), dict):
+        raise ConfigError(f"{run / 'recipe.yaml'}: policies: expected a mapping whose values are mappings")
     if name not in policies:
         names = ", ".join(policies) or "none, so leave --policy out"
         raise ConfigError(f"{run} has no further policy {name!r}; there are: {names}")
