@@ -40,6 +40,7 @@ for package in (
             import_module(module.name)
 
 with suppress(ImportError):
+    import jsonschema  # noqa: F401  # in workers, whose limit of memory such a large fork may have reached
     import peft  # noqa: F401
 for prepare in (grader.prepare, registry, reasoning_gym.prepare):
     with suppress(ImportError, ConfigError):

@@ -202,6 +202,7 @@ def test_several_rows_of_csv_are_a_list_and_one_row_is_the_object_that_the_schem
 
 
 BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]\n" for n in range(9))
+OPEN: dict[str, object] = {"type": "object"}
 LAUGHS = "<!DOCTYPE x [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;'>]><x>&b;</x>"
 
 
@@ -232,6 +233,21 @@ def test_expanding_or_ambiguous_texts_earn_nothing(form, text, tmp_path, monkeyp
     with cpu_seconds_below(10):
         assert grade_in_worker(text, form, True, FLAT, FLAT, ALL, "share")["reward"] == 0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("levels", [90, 600, 900, 5_000])
+@pytest.mark.parametrize("form", ["json", "toml", "xml"])
+def test_a_deep_answer_to_an_open_schema_is_graded(form, levels):
+    texts = {
+        "json": '{"a": ' * levels + "1" + "}" * levels,
+        "toml": "a." * (levels - 1) + "a = 1",
+        "xml": "<a>" * levels + "1" + "</a>" * levels,
+    }
+    with cpu_seconds_below(20):
+        scores = grade_in_worker(texts[form], form, True, OPEN, OPEN, {"b": 1}, "share")
+    assert scores["reward"] == 0
+    if form != "xml":
+        assert scores["format"] == (levels == 90)
 
 
 def test_a_pattern_that_never_ends_is_stopped_and_the_next_answer_graded(tmp_path):

@@ -67,10 +67,7 @@ def checked_arguments(arguments: object) -> JsonObject:
     """Return the arguments of a call, given as an object or as its JSON. Raises ``ValueError`` for anything else, and
     for values that some tools, files or templates can't represent: deep nesting, numbers larger than floats, and
     characters outside Unicode."""
-    try:
-        value = STRICT.decode(arguments or "{}") if isinstance(arguments, str) else arguments
-    except RecursionError as problem:
-        raise ValueError(why(problem)) from None
+    value = STRICT.decode(arguments or "{}") if isinstance(arguments, str) else arguments
     if not isinstance(value, dict):
         raise ValueError("its arguments are not an object")
     usable: JsonObject = _usable(value)

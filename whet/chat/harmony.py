@@ -38,7 +38,7 @@ class HarmonyReplies:
                     if len(calls) == MOST:
                         raise ValueError(f"only the first {MOST} calls of a reply are read")
                     calls.append(_call(recipient[1], body, len(calls)))
-                except (ValueError, RecursionError) as problem:
+                except ValueError as problem:
                     errors.append(why(problem))
                     texts.append(part)
             else:

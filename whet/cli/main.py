@@ -176,7 +176,8 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
         return _say(f"error: {error.format_message()}{_as_setting(error, words or [])}{hint}", 2)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return _say(f"error: {str(error.filename)[:60]}...: the name is too long for a file or folder", 2)
-    if isinstance(error, FileNotFoundError) and not _has_folder():
+    # Python 3.13.0 raises SystemError for an import without a working folder.
+    if isinstance(error, FileNotFoundError | SystemError) and not _has_folder():
         return _say("error: the folder that this command was started in is gone; change to another one", 2)
     if isinstance(error, FileNotFoundError) and error.filename is None and "temporary directory" in str(error):
         return _say(f"error: {error.strerror}; name a folder that can be written: TMPDIR=FOLDER", 1)

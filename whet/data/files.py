@@ -220,7 +220,7 @@ def _cell(text: str, where: str, name: str) -> object:
         return text
     try:
         value = STRICT.decode(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return text
     turns = value if isinstance(value, list) else [value]
     return value if turns and all(isinstance(each, dict) and {"role", "from"} & each.keys() for each in turns) else text
@@ -237,7 +237,7 @@ def _json_array(path: Path, nan_is_null: bool) -> list[Placed] | None:
         values = (TABLES if nan_is_null else STRICT).decode(content.decode("utf-8-sig"))
     except json.JSONDecodeError as problem:
         raise DataError(f"{path}:{problem.lineno}: not valid JSON: {problem.msg} at column {problem.colno}") from None
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise DataError(f"{path}: not JSON that can be read: {problem}") from None
     for number, value in enumerate(values, start=1):
         if not isinstance(value, dict):
@@ -249,7 +249,7 @@ def _check_lines(path: Path, content: bytes) -> None:
     """Raise ``DataError`` for a file that is a single object which holds the rows, or a table as pandas writes it."""
     try:
         whole = TABLES.decode(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
+    except ValueError:
         return
     if not isinstance(whole, dict):
         return

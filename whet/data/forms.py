@@ -84,7 +84,7 @@ def _message(turn: object, where: str) -> dict[str, object]:
         return {"role": _ROLES[speaker], "content": text}
     try:
         call = STRICT.decode(text)
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise ValueError(f"field '{where}' must hold a call as JSON: {problem}") from None
     calls = call if isinstance(call, list) else [call]
     return {

@@ -65,7 +65,7 @@ def _listed(value: object) -> list[object]:
     if isinstance(value, str) and value.startswith("["):  # a table's text
         try:
             value = STRICT.decode(value)
-        except (ValueError, RecursionError):
+        except ValueError:
             return [value]
     return list(value) if isinstance(value, list | tuple) else [value]
 

@@ -81,7 +81,7 @@ def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, object]:
             raise DataError(f"{where}: a pointer of Git LFS, not the data; fetch the file with: git lfs pull") from None
         hint = _OVER_LINES.get(line.strip(), "")
         raise WrongRowError(f"{where}: not valid JSON: {problem.msg} at column {problem.colno}{hint}") from None
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise WrongRowError(f"{where}: not JSON that can be read: {problem}") from None
     if not isinstance(value, dict):
         hint = "; a file that is one list is read as .json" if isinstance(value, list) else ""

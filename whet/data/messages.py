@@ -75,7 +75,7 @@ def with_object(call: JsonObject) -> JsonObject:
         return call
     try:
         decoded = STRICT.decode(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
+    except ValueError:
         decoded = None
     if not isinstance(decoded, dict):
         raise ValueError("must hold 'tool_calls' whose 'arguments' are an object, or its JSON")

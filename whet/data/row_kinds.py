@@ -78,7 +78,7 @@ def _of_json(tools: object) -> object:
         return tools
     try:
         return STRICT.decode(tools)
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise ValueError(f"must be a list of tools, or its JSON: {problem}") from None
 
 

@@ -185,7 +185,7 @@ def _object(content: bytes) -> dict[str, object]:
         value = STRICT.decode(content.decode())
         if isinstance(value, dict):
             return checked_arguments(value)
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise ApiError(422, f"the request is invalid JSON: {why(problem)}") from None
     raise ApiError(422, "the request must be a JSON object")
 

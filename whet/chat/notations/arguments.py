@@ -38,7 +38,7 @@ def typed(text: str, types: set[str]) -> object:
         return text
     if text.strip() in _WORDS:
         return _WORDS[text.strip()]
-    with contextlib.suppress(ValueError, RecursionError):
+    with contextlib.suppress(ValueError):
         return STRICT.decode(text.strip())
     return text  # the validation of the arguments reports the error
 

@@ -60,7 +60,7 @@ def read_bare(text: str, parts: Parts, tools: Tools | None) -> str:
         if mark or (calls and all(map(_is_call, calls))):
             parts.add(calls)
             return text[: mark.start()].strip() if mark else ""
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         rest = text if mark else _on_own_lines(text, parts, tools)
         if not parts.calls and (mark or _LIKE_A_CALL.match(body)):
             parts.errors.append(why(problem))
@@ -95,7 +95,7 @@ def _on_own_lines(text: str, parts: Parts, tools: Tools | None) -> str:
     for _, start in zip(range(_TRIES if names else 0), _OWN_LINE.finditer(text), strict=False):
         if start.start() < at:
             continue
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError):
             value, end = STRICT.raw_decode(text, start.end())
             calls = value if isinstance(value, list) else [value]
             alone = not text[end:].lstrip(" \t;,").strip("\r")[:1].strip()

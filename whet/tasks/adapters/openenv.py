@@ -125,7 +125,7 @@ class OpenEnvEpisode(Environment):
         """Return the action in a reply. Raises ``InvalidAction``."""
         if self.settings.action is not None:
             return {self.settings.action: text}
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError):
             action = STRICT.decode(text.strip().removeprefix("```json").removesuffix("```"))
             if isinstance(action, dict):
                 return action

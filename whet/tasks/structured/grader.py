@@ -28,9 +28,9 @@ def grade_in_worker(
     try:
         if not fits(value, schema, opened):
             return WRONG
+        share = _filled(value) if content == "filled" else _right(value, gold)
     except (RecursionError, OverflowError):  # multipleOf overflows on whole numbers larger than any float
         return WRONG
-    share = _filled(value) if content == "filled" else _right(value, gold)
     right = float(share == 1)
     return {"reward": right if content == "exact" else share, "correct": right, "format": 1.0}
 

@@ -32,7 +32,7 @@ def parse(text: str, form: Format, schema: JsonObject) -> object:
     if form == "csv":
         return as_schema(_of_csv(text, resolved(schema, schema)), schema)
     value = tomllib.loads(text) if form == "toml" else _of_yaml(text)
-    return json.loads(json.dumps(value, default=_text_of_date, allow_nan=False))
+    return STRICT.decode(json.dumps(value, default=_text_of_date, allow_nan=False))
 
 
 def unfenced(text: str) -> str:
