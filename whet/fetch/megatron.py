@@ -148,6 +148,7 @@ class _Descriptions(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         import torch
 
+        module = "pathlib" if module == "pathlib._local" else module  # as Python 3.13 names it
         if "." not in name and (module in _DESCRIPTIONS or module == "torch" or (module, name) in _ALLOWED):
             value = super().find_class(module, name)
             plain = is_dataclass(value) or (isinstance(value, type) and issubclass(value, Enum))
