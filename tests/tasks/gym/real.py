@@ -68,14 +68,16 @@ def environment(server: str, player: str) -> Settings:
     }
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """Return different ports: one that is asked for after another was closed may be the same."""
+    with contextlib.ExitStack() as open_ones:
+        found = [open_ones.enter_context(socket.socket()) for _ in range(count)]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in found]
 
 
-PORT = free_port()  # of the policy, whose address is in the settings of the agents
+(PORT,) = free_ports(1)  # of the policy, whose address is in the settings of the agents
 
 
 def episode_of(
@@ -113,7 +115,7 @@ def running(
 ) -> Iterator[dict[str, str]]:
     """Start the servers, whose policy listens on the port ``policy``, and yield their URLs. ``elsewhere``: ports of
     resources servers that run already. ``settings`` are Gym's own."""
-    ports = {name: free_port() for name in servers}
+    ports = dict(zip(servers, free_ports(len(servers)), strict=True))
     policy_model = {"responses_api_models": {"whet": {"entrypoint": "app.py", "host": "127.0.0.1", "port": policy}}}
     config: dict[str, Any] = {
         "dry_run": False, "profiling_enabled": False, "head_server": {"host": "127.0.0.1", "port": 9},
