@@ -16,6 +16,8 @@ from whet.base.errors import DataError
 from whet.data.files import read_file
 from whet.data.row import Row, read_rows
 from whet.data.row_kinds import Conversation, Labelled, Scored
+from whet.tasks.choice.task_set import Choice
+from whet.tasks.structured.task_set import SchemaRow
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "first"}]
 ROWS: list[dict[str, Any]] = [
@@ -124,6 +126,18 @@ def test_a_cell_with_json_is_a_text_unless_it_holds_messages(tmp_path: Path) -> 
     turns = '[ {"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]'
     (row,) = read_rows(str(write(tmp_path / "rows.csv", [{"conversations": turns}])), Conversation)
     assert len(row.answers[0].messages) == 2
+
+
+def test_a_cell_with_json_is_decoded_for_a_field_that_is_no_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", [{"question": "2+2?", "options": '{"A": "3", "B": "4"}', "answer": "B"}])
+    assert read_rows(str(path), Choice)[0].options == {"A": "3", "B": "4"}
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
+    path = write(tmp_path / "rows.csv", [{"prompt": "?", "schema_str": schema, "expected": '{"a": 1}'}])
+    (row,) = read_rows(str(path), SchemaRow)
+    assert (row.schema_str, row.expected) == (schema, {"a": 1})
+    path = write(tmp_path / "rows.csv", [{"question": "2+2?", "options": "{'A': 3}", "answer": "B"}])
+    with pytest.raises(DataError, match=r"rows.csv:2: field 'options' must be an object"):
+        read_rows(str(path), Choice)
 
 
 def test_tables_as_spreadsheets_and_pandas_write_them(tmp_path: Path) -> None:

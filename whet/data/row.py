@@ -4,16 +4,18 @@ with its file, line and field."""
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Self, TypeVar
+from types import UnionType
+from typing import Annotated, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic.fields import FieldInfo
 
 from whet.base.errors import DataError
-from whet.base.strict_json import JsonObject
+from whet.base.strict_json import STRICT, JsonObject
 from whet.config.issues import did_you_mean
 from whet.data.files import is_text_table, iterate_file, without_bytes, without_nulls
 from whet.data.jsonl import LeaveOut, WrongRowError, folder_of
@@ -96,12 +98,12 @@ class Row(BaseModel):
         columns: Mapping[str, str] | None = None,
         image_folder: str | None = None,
     ) -> Self:
-        """Return the row at ``where``. With ``as_texts``, numbers and truth values are read from texts. ``columns``:
-        the column that each renamed field comes from. ``image_folder``: the folder of its images; None: that of its
-        file. Raises ``DataError`` naming the first field that is wrong."""
+        """Return the row at ``where``. With ``as_texts``, numbers and truth values are read from texts, and lists and
+        objects from their JSON. ``columns``: the column that each renamed field comes from. ``image_folder``: the
+        folder of its images; None: that of its file. Raises ``DataError`` naming the first field that is wrong."""
         folder = folder_of(where) if image_folder is None else Path(image_folder).expanduser()
         try:
-            fields = cls.prepared(values, folder)
+            fields = cls.prepared(cls._of_texts(values) if as_texts else values, folder)
             row = cls.model_validate(fields, strict=False if as_texts else None)
         except ValidationError as error:
             raise WrongRowError(f"{where}: {_problem(error, values, columns or {})}") from None
@@ -111,12 +113,32 @@ class Row(BaseModel):
         return row
 
     @classmethod
+    def _of_texts(cls, values: JsonObject) -> JsonObject:
+        """Return the values of a table, with the JSON of lists and objects decoded."""
+        read = dict(values)
+        for name in filter(cls.model_fields.__contains__, values):
+            value = values[name]
+            if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") and _holds_json(cls.model_fields[name]):
+                with suppress(ValueError):  # the field refuses the text
+                    read[name] = STRICT.decode(value)
+        return read
+
+    @classmethod
     def prepared(cls, values: JsonObject, folder: Path | None) -> dict[str, object]:
         """Return the fields to validate, by default all except bytes. ``folder``: the folder of the images."""
         return without_bytes(values)
 
 
 R = TypeVar("R", bound=Row)
+
+
+def _holds_json(field: FieldInfo) -> bool:
+    """Return whether a field is an object, or a list without an annotation that reads texts, as messages have."""
+    kind = field.annotation
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    plain = {get_origin(each) or each for each in kinds}
+    lists = list in plain and not field.metadata
+    return str not in plain and (lists or bool(plain & {dict, object}))
 
 
 def read_rows(
