@@ -180,7 +180,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(
     def refuse(path: Path) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(files, "flush", refuse)
+    monkeypatch.setattr(files, "_flush", refuse)
     room = rf"; \d.* are free in {tmp_path}$" if number == errno.ENOSPC else "'?$"
     with pytest.raises(WhetError, match=rf"file can't be written: .*{os.strerror(number)}{room}"):
         write_atomically(tmp_path / "file", "new")

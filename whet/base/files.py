@@ -43,14 +43,21 @@ def replacing(path: Path) -> Iterator[Path]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         staging = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with moving(staging, path):
             yield staging
-            flush(staging)
-            rename_over(staging, path)
-        finally:
-            with suppress(OSError):
-                remove(staging)
-        sync_folder(path.parent)
+
+
+@contextmanager
+def moving(staging: Path, path: Path) -> Iterator[None]:
+    """Replace ``path`` by the file or folder ``staging``, flushed to disk, after the block; on failure remove it."""
+    try:
+        yield
+        _flush(staging)
+        _rename_over(staging, path)
+    finally:
+        with suppress(OSError):
+            remove(staging)
+    sync_folder(path.parent)
 
 
 @contextmanager
@@ -190,14 +197,13 @@ def format_bytes(size: int) -> str:
     return f"{size / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{size} B"
 
 
-def flush(path: Path) -> None:
-    """Flush a file, or a folder with its contents, to disk."""
+def _flush(path: Path) -> None:
     if not path.is_dir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
         return
     for each in path.iterdir():
-        flush(each)
+        _flush(each)
     sync_folder(path)
 
 
@@ -210,7 +216,7 @@ def _swapped(path: Path, other: Path) -> bool:
     return rename is not None and rename(here, os.fsencode(path), here, os.fsencode(other), swap) == 0
 
 
-def rename_over(staging: Path, path: Path) -> None:
+def _rename_over(staging: Path, path: Path) -> None:
     """Replace a file or folder; a replaced folder is removed last. Where the system can't swap two folders, a kill
     between the two renames leaves the old folder under its ``.before`` name."""
     if not (staging.is_dir() and path.exists()):

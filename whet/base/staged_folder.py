@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from whet.base.errors import ConfigError
-from whet.base.files import error_context, flush, remove, rename_over, sync_folder
+from whet.base.files import error_context, moving, remove
 
 
 @contextmanager
@@ -22,16 +22,12 @@ def staged_folder(path: Path) -> Iterator[Path]:
         staging = path.with_name(f".{path.name}.staging")
         lock = _locked(staging, path)
         try:
-            for left in staging.iterdir():
-                remove(left)
-            yield staging
-            flush(staging)
-            rename_over(staging, path)
+            with moving(staging, path):
+                for left in staging.iterdir():
+                    remove(left)
+                yield staging
         finally:
-            with suppress(OSError):
-                remove(staging)
             os.close(lock)
-        sync_folder(path.parent)
 
 
 def _locked(staging: Path, path: Path) -> int:
