@@ -196,7 +196,7 @@ def test_an_environment_that_changes_the_reply_changes_no_conversation() -> None
     assert said == ["ok"] * 3
 
 
-@pytest.mark.parametrize("repeats", ["conversation", "reply"])
+@pytest.mark.parametrize("repeats", ["conversation", "conversation without replies", "reply"])
 def test_a_step_that_returns_what_the_model_has_seen_is_an_error(repeats: str) -> None:
     class Remembers(Echo):
         async def start(self) -> Observation:
@@ -205,10 +205,11 @@ def test_a_step_that_returns_what_the_model_has_seen_is_an_error(repeats: str) -
 
         async def step(self, reply: Message) -> Step:
             again: Message = {"role": "user", "content": "again"}
-            self.said += [reply, again]
-            return Step(done=False, messages=self.said if repeats == "conversation" else [reply, again])
+            self.said += [again] if "without" in repeats else [reply, again]
+            return Step(done=False, messages=[reply, again] if repeats == "reply" else self.said)
 
-    with pytest.raises(DataError, match=rf"episode e returns .*{repeats} again, which the model has seen: return only"):
+    what = repeats.partition(" ")[0]
+    with pytest.raises(DataError, match=rf"episode e returns .*{what} again, which the model has seen: return only"):
         play(Remembers())
 
 

@@ -147,14 +147,20 @@ def _checked(messages: Sequence[Message], seen: Sequence[Message], where: str) -
         )
     if problem := next(filter(None, map(problem_of, messages)), None):
         raise DataError(f"a message that the environment {where} gives the model {problem}")
-    before, first = list(map(_said, seen)), list(map(_said, messages[: len(seen)]))
-    if seen and (first == before or first[0] == before[-1]):
-        what = "the conversation" if first == before else "the model's reply"
+    asked, new = _asked(seen), _asked(messages)
+    again = bool(asked) and new[: len(asked)] == asked and len(messages) > len(asked)
+    if seen and (again or _said(messages[0]) == _said(seen[-1])):
+        what = "the conversation" if again else "the model's reply"
         raise DataError(
             f"a step of the environment {where} returns {what} again, which the model has seen: return only the new "
             "messages"
         )
     return messages
+
+
+def _asked(messages: Sequence[Message]) -> list[tuple[str, object]]:
+    """Return the messages without replies, which an environment that repeats the conversation may leave out."""
+    return [_said(message) for message in messages if message["role"] != "assistant"]
 
 
 def _said(message: Message) -> tuple[str, object]:
