@@ -20,6 +20,7 @@ from whet.base.errors import ConfigError, WhetError
 from whet.base.scratch import Scratch
 from whet.config import ConfigIssue, RecipeError, load
 from whet.config.component import importing
+from whet.config.loading import keys_of_overrides
 from whet.config.tree import DEFAULT, from_plain
 from whet.config.validation import issues_of
 from whet.models.config import check_models
@@ -144,18 +145,18 @@ def train(
             f"model is a {type(model).__name__}; it must be a folder, a Hub id or a built-in name. Save a model in "
             "memory with save_pretrained, and give the folder; set its settings as in 'model.lora.rank=16', in front"
         )
-    if steps is not None and "epochs" in settings:
-        raise ConfigError(f"steps = {steps} and epochs = {settings['epochs']} are both given; leave one out")
     length = {"steps": 20 if steps is None else steps}
     base = {**length, "model": {"path": os.fspath(model)}, "optimizer": {"lr": 1e-5}, **files.recipe(chosen)}
-    settings = {_SHORT.get(key, key): value for key, value in settings.items()}
     sections = {key: value for key, value in settings.items() if not _is_plain(value)}
-    plain = [f"{key}={json.dumps(settings[key])}" for key in sorted(settings.keys() - sections)]
+    plain = {name: value for name, value in settings.items() if name not in sections}
+    written_out = {name: f"{_SHORT.get(name, name)}={json.dumps(value)}" for name, value in plain.items()}
+    arguments = {"model": model, "data": data, "reward": reward, "test": test, "steps": steps}
+    _check_given_once([name for name in arguments if arguments[name] is not None], written_out, overrides)
     with Scratch("recipe") as scratch:
         written = scratch / "train.yaml"
         written.write_text(json.dumps(base), encoding="utf-8")  # JSON is YAML
         try:
-            value = read(written, *plain, *overrides, **sections)
+            value = read(written, *sorted(written_out.values()), *overrides, **sections)
         except RecipeError as error:
             raise RecipeError([_given(issue, written) for issue in error.issues]) from None
     nothing = EvaluationConfig(enabled=False)
@@ -165,6 +166,36 @@ def train(
     files.write(chosen)
     return start(value, folder=chosen, on_step=on_step)
 
+
+def _check_given_once(names: list[str], settings: dict[str, str], overrides: tuple[str, ...]) -> None:
+    """Raise ``ConfigError`` for a setting that an argument of ``train`` and another one, or an override, give.
+    ``names``: the arguments that have one key; ``settings``: the others, each written as an override."""
+    given = [(f"{name}=", {_KEYS[name]}) for name in names]
+    given += [(f"{name}=", keys_of_overrides(Recipe, [text])) for name, text in settings.items()]
+    first = dict[str, str]()
+    for name, keys in given:
+        for key in sorted(map(_or_steps, keys)):
+            if key in first:
+                raise ConfigError(f"{first[key]} and {name} both set {key}; leave one out")
+            first[key] = name
+    for text in overrides:  # as on the command line, of two the last one counts
+        for key in sorted(map(_or_steps, keys_of_overrides(Recipe, [text]))):
+            if key in first:
+                raise ConfigError(f"{first[key]} and {text!r} both set {key}; leave one out")
+
+
+def _or_steps(key: str) -> str:
+    """Return the key, of ``epochs`` that of ``steps``, which it replaces."""
+    return "steps" if key == "epochs" else key
+
+
+_KEYS = {
+    "model": "model.path",
+    "data": "data.path",
+    "reward": "data.reward",
+    "test": "data.test_path",
+    "steps": "steps",
+}
 
 _SHORT = {
     "lr": "optimizer.lr",

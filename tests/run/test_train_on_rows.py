@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import Dataset, DatasetDict
@@ -162,6 +163,31 @@ def test_a_reward_that_is_no_number_is_blamed_on_the_function(value: object) -> 
         asyncio.run(tasks_graded(data, Task("t", []), "an answer"))
 
 
+@pytest.mark.parametrize(
+    ("override", "settings", "problem"),
+    [
+        ("optimizer.lr=1e-4", {"lr": 1e-5}, "lr= and 'optimizer.lr=1e-4' both set optimizer.lr"),
+        ("optimizer={lr: 1e-4}", {"lr": 1e-5}, "lr= and 'optimizer={lr: 1e-4}' both set optimizer.lr"),
+        ("epochs=2", {"steps": 3}, "steps= and 'epochs=2' both set steps"),
+        ("steps=2", {"epochs": 3}, "epochs= and 'steps=2' both set steps"),
+        ("model.path=x", {}, "model= and 'model.path=x' both set model.path"),
+        ("seed=2", {"optimizer": {"lr": 1e-4}, "lr": 1e-5}, "optimizer= and lr= both set optimizer.lr"),
+    ],
+)
+def test_a_setting_that_is_given_twice_is_an_error(
+    override: str, settings: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(problem)}; leave one out$"):
+        whet.train(override, model="no model", data=ROWS, reward=lowercase, folder=tmp_path / "run", **settings)
+
+
+def test_an_argument_and_an_override_may_set_parts_of_a_section(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"sampling": {"temperature": 0.5}, "lr": 1e-5}
+    overrides = ("sampling={top_p: 0.9}", "optimizer.warmup_steps=1", "seed=1", "seed=2")
+    with pytest.raises(WhetError, match="model 'no model': there is no such folder"):
+        whet.train(*overrides, model="no model", data=ROWS, reward=lowercase, folder=tmp_path / "run", **settings)
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     given = {"model": "smollm2-135m-instruct", "data": ROWS, "reward": lowercase, "folder": tmp_path / "run"}
     with pytest.raises(DataError, match=r"row 1 of data: field 'prompt' is missing \(fields of this row: question"):
@@ -193,7 +219,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         whet.train(**given, learning_rate=1e-5)
     with pytest.raises(RecipeError, match="algorithm is given as a value, which replaces the section"):
         whet.train(**given, algorithm=GRPO(), group_size=4)
-    with pytest.raises(ConfigError, match="steps = 5 and epochs = 2 are both given; leave one out"):
+    with pytest.raises(ConfigError, match="steps= and epochs= both set steps; leave one out"):
         whet.train(**given, steps=5, epochs=2)
     with pytest.raises(ConfigError, match=r"model is a dict; it must be a folder, .*'model\.lora\.rank=16', in front"):
         whet.train(**given | {"model": {"path": "x", "lora": {"rank": 16}}})

@@ -107,6 +107,11 @@ def load_overrides(root: type[C], overrides: Sequence[str]) -> C:
     return value
 
 
+def keys_of_overrides(root: type[Config], overrides: Sequence[str]) -> set[str]:
+    """Return the dotted keys of all settings that the overrides give."""
+    return set(map(dotted, _read_overrides(root, overrides, []).leaves()))
+
+
 def _unused_inherited(value: Config, tree: Node, files: list[str], issues: list[ConfigIssue]) -> list[TreePath]:
     """Return unused settings from parents, which are dropped, because a recipe does not choose all settings of its
     parents. Unused settings in one of ``files`` or in an override are added to ``issues``."""
