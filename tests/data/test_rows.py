@@ -195,6 +195,9 @@ def test_an_account_that_does_not_add_up_is_an_error():
     [
         (Conversation, {"prompt": "Add.", "input": "1, 2", "completion": "3"}, "input' belongs to the question"),
         (Conversation, {"prompt": "Who?", "context": "Ada.", "completion": "Ada"}, "context' belongs to the question"),
+        (Conversation, {"prompt": "1, 2", "instruction": "Add.", "completion": "3"}, "instruction' belongs to the"),
+        (Preference, {"prompt": "q", "instruction": "Add.", "chosen": "3", "rejected": "4"}, "instruction' belongs"),
+        (Preference, {"prompt": "Add.", "input": "1, 2", "chosen": "3", "rejected": "4"}, "input' belongs to the"),
         (Preference, {"prompt": "q", "chosen": "a", "rejected": "b", "overall_preference": -2}, "which of two answers"),
         (Preference, {"prompt": "q", "chosen": "a", "rejected": "b", "labels": 0}, "labels' says which"),
         *(
@@ -223,3 +226,7 @@ def test_empty_inputs_and_conversations_with_them_are_read():
     assert [message["content"] for message in row.answers[0].messages] == ["Add 1, 2.", "3"]
     messages = [{"role": "user", "content": "Add 1, 2."}, {"role": "assistant", "content": "3"}]
     assert Conversation.of("rows:1", {"messages": messages, "input": "1, 2"}).answers[0].messages == messages
+    row = Conversation.of("rows:1", {"prompt": "Below is a task.\nAdd.", "instruction": "Add.", "completion": "3"})
+    assert len(row.answers[0].messages) == 2
+    whole = {"chosen": messages, "rejected": [messages[0], {"role": "assistant", "content": "4"}], "input": "1, 2"}
+    assert len(Preference.of("rows:1", whole).answers) == 2

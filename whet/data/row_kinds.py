@@ -112,6 +112,14 @@ class Example(Row, ABC):
         """Return the messages before the reply."""
         return self.answers[0].messages[:-1]
 
+    def _check_question(self, prompt: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ``ValueError`` for a column that belongs to the question next to a prompt."""
+        for name in _MORE_OF_THE_QUESTION:
+            more = (self.model_extra or {}).get(name)
+            written = name == "instruction" and isinstance(more, str) and more.strip() in _words(prompt)
+            if isinstance(more, str) and more.strip() and not written:
+                raise ValueError(f"field {name!r} belongs to the question, and is not read: append it to the prompt")
+
     def output(self) -> JsonObject:
         """Return the row as JSON values, in the fields of this class regardless of its published form."""
         return {"messages": self.answers[0].messages} | ({"tools": self.tools} if self.tools else {})
@@ -123,7 +131,7 @@ class Example(Row, ABC):
         return self
 
 
-_MORE_OF_THE_QUESTION = ("input", "context")  # of Alpaca and Dolly
+_MORE_OF_THE_QUESTION = ("instruction", "input", "context")  # of Alpaca and Dolly
 _SCORES = [  # columns of published pairs
     (form.format("chosen"), form.format("rejected")) for form in ("{}_score", "score_{}", "{}_rating", "{}_avg_rating")
 ]
@@ -160,10 +168,7 @@ class Conversation(Example):
         for name in ("prompt", "completion"):
             if name not in self.model_fields_set:
                 raise ValueError(missing(name, sorted(self.model_fields_set)))
-        for name in _MORE_OF_THE_QUESTION:
-            more = (self.model_extra or {}).get(name)
-            if isinstance(more, str) and more.strip():
-                raise ValueError(f"field {name!r} belongs to the question, and is not read: append it to the prompt")
+        self._check_question(self.prompt)
         return [Answer("completion", as_messages(self.prompt + self.completion))]
 
 
@@ -232,6 +237,8 @@ class Preference(Pair):
                     f"'chosen', the other one into 'rejected', and leave {name!r} out"
                 )
         self._check_scores()
+        if self.prompt:
+            self._check_question(self.prompt)
         prompt, size = self.question, len(self.question)
         if not prompt and len(self.chosen) == len(self.rejected) == 1:
             raise ValueError(missing("prompt", sorted(self.model_fields_set)))
@@ -295,6 +302,10 @@ class Prompt(Example):
 def _alike(messages: Sequence[Message], others: Sequence[Message]) -> bool:
     """Return whether the messages are equal once their texts are joined."""
     return image_urls(messages) == image_urls(others) and _joined(messages) == _joined(others)
+
+
+def _words(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(words_of(message["content"]) for message in messages)
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
