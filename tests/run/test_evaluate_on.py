@@ -2,14 +2,14 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.toy import toy_recipe, write_recipe
+from tests.toy import Lowercase, toy_recipe, write_recipe
 from whet.base.files import digest
 from whet.cli.main import main
 from whet.core.types import Episode, Span, Task, Trajectory
@@ -39,6 +39,13 @@ def benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     return folder
+
+
+class OnlyTrain(Lowercase):
+    """The split test has no tasks."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return super().tasks(split) if split == "train" else []
 
 
 class Endpoint:
@@ -219,12 +226,28 @@ def test_an_answer_that_fails_is_asked_for_again(
     assert len(endpoint.requests) == 6 + 3
 
 
-def test_a_cut_answer_and_a_full_context_are_truncated(
+def test_a_cut_answer_and_a_context_that_later_turns_fill_are_truncated(
     benchmarks: Path, endpoint: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint.answers = lambda body: says("so", "length")
     assert evaluated(endpoint.url, "--on", "gsm8k", "--json") == 0
     assert json.loads(capsys.readouterr().out)["sets"]["gsm8k"]["truncated"] == 1.0
+    full = (400, {"error": "max_tokens is too large: the maximum context length is 2048 tokens"})
+    call = {"id": "1", "function": {"name": "guess", "arguments": '{"number": 1}'}}
+    guess = (200, {"choices": [{"message": {"content": None, "tool_calls": [call]}}]})
+    endpoint.answers = lambda body: full if body["messages"][-1]["role"] == "tool" else guess
+    turns = ("sampling.max_turns=4", "generator.max_context=20000")
+    assert evaluated(endpoint.url, "--on", "guessing", "--limit", "2", *turns, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sets"]["guessing"]["truncated"] == 1.0
+
+
+def test_answers_of_an_endpoint_that_counts_no_tokens_have_no_length(
+    benchmarks: Path, endpoint: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.answers = lambda body: (200, {"choices": right(body)[1]["choices"]})
+    assert evaluated(endpoint.url, "--on", "gsm8k", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["sets"]["gsm8k"]
+    assert (found["length_mean"], found["accuracy"]) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +256,9 @@ def test_a_cut_answer_and_a_full_context_are_truncated(
         (401, {"error": "wrong key"}, "refuses the request with HTTP 401"),
         (404, {"error": "no such model"}, "HTTP 404"),
         (503, {}, "gave no reply in 6 attempts: HTTP 503"),
+        (400, {"error": "longer than the context of 512"}, "lower sampling.max_new_tokens"),
+        (200, {"error": "out of credits"}, "KeyError: 'choices', in the answer '{\"error\": \"out of credits\"}'"),
+        (200, {"choices": [{"message": {"content": 8}}]}, "ValueError: must be a text or a list of parts of text"),
     ],
 )
 def test_an_endpoint_that_gives_no_answer_is_an_error(
@@ -257,6 +283,8 @@ def test_wrong_words_are_refused(
         ((tiny_model, "--on", "gms8k"), "Did you mean 'gsm8k'?"),
         ((tiny_model, "--on", "aime24"), "its rows must lie in"),
         ((tiny_model, "--on", "gsm8k", "--samples", "4"), "evaluation.samples = 4 at temperature 0 gives 4 times the"),
+        ((tiny_model, "--on", ","), "--on names no set"),
+        ((tiny_model, "--on", "gsm8k", "--split", "test"), "gsm8k is a benchmark, which has no splits"),
     ):
         assert evaluated(*words) == 2
         assert message in capsys.readouterr().err
@@ -270,6 +298,15 @@ def test_a_task_set_and_a_set_of_the_recipe_are_sets_too(
     assert evaluated(recipe, "--on", "more,tests.toy:Lowercase", "--limit", "2", "--json") == 0
     found = json.loads(capsys.readouterr().out)["sets"]
     assert {name: values["n"] for name, values in found.items()} == {"more": 2, "tests.toy:Lowercase": 2}
+
+
+def test_the_split_of_the_command_is_that_of_each_named_set(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = {"more": {"data": {"type": "tests.run.test_evaluate_on:OnlyTrain"}}}
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, evaluation={"sets": sets}))
+    assert evaluated(recipe, "--on", "more, tests.run.test_evaluate_on:OnlyTrain", "--split", "train", "--json") == 0
+    assert [values["n"] for values in json.loads(capsys.readouterr().out)["sets"].values()] == [12, 4]
 
 
 def test_a_recipe_that_learns_from_rows_is_scored_on_tasks(

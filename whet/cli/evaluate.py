@@ -86,7 +86,9 @@ def evaluate(
         raise ConfigError(f"{what}, and a model has no tasks: name sets, as in --on gsm8k")
     settings = settings.evaluated_with(changes)
     config = settings.evaluation
-    names = [name for words in on or () for name in words.split(",") if name]
+    names = [name.strip() for words in on or () for name in words.split(",") if name.strip()]
+    if on and not names:
+        raise ConfigError("--on names no set; name one, as in --on gsm8k")
     sets = {name: _set(name, settings, split) for name in names}
 
     def measure(name: str) -> "dict[str, Report]":
@@ -182,6 +184,7 @@ def _settings(target: str, overrides: list[str], on_sets: bool) -> "Recipe":
 def _set(name: str, settings: "Recipe", split: Literal["test", "train"] | None) -> "EvaluationSet":
     """Return a set by its name: one of the recipe's ``evaluation.sets``, with the options of the command in
     ``settings``, a benchmark or a task set."""
+    from whet.base.errors import ConfigError
     from whet.cli.arguments import recipe_of
     from whet.run.evaluation import EvaluationSet
     from whet.tasks.base import TASK_SETS
@@ -189,7 +192,10 @@ def _set(name: str, settings: "Recipe", split: Literal["test", "train"] | None) 
 
     limit = settings.evaluation.limit
     if name in settings.evaluation.sets:
-        return settings.evaluation.sets[name]
+        additional = settings.evaluation.sets[name]
+        return additional if split is None else additional.model_copy(update={"split": split})
+    if name in BENCHMARKS and split is not None:
+        raise ConfigError(f"{name} is a benchmark, which has no splits: all its rows are used; leave --split out")
     if name not in BENCHMARKS and (name in TASK_SETS or ":" in name):
         return EvaluationSet(data=recipe_of(name, []).taskset, split=split or "test", limit=limit)
     return EvaluationSet(data=benchmark(name), split="train", limit=limit)

@@ -10,7 +10,7 @@ from whet.base.errors import ConfigError, GeneratorError
 from whet.base.extras import extra
 from whet.base.strict_json import JsonObject
 from whet.chat.calls import checked_arguments
-from whet.core.content import Part, image_urls, text_of
+from whet.core.content import Part, content_of, image_urls, text_of
 from whet.core.types import Message, Span
 from whet.endpoint.request import incoming, outgoing
 from whet.engines.base import Completion
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _DEADLINE, _RETRIES, _MOST_BYTES = 600.0, 5, 50_000_000
 _REPEAT = (408, 409, 425, 429, 500, 502, 503, 504)
+_SHORTER = "; if the context is too short for the prompt and its answer, lower sampling.max_new_tokens"
 
 
 @dataclass(slots=True)
@@ -47,9 +48,10 @@ class RemoteModel:
         self._http = HttpClient(_DEADLINE, _MOST_BYTES, headers, transport)
 
     async def say(
-        self, messages: Sequence[Message], tools: Schemas | None, settings: dict[str, object], name: str
+        self, messages: Sequence[Message], tools: Schemas | None, settings: dict[str, object], name: str, first: bool
     ) -> RemoteReply:
-        """Return the reply to a conversation. Raises ``ConfigError`` for a request that is refused and
+        """Return the reply to a conversation. Raises ``LimitReached`` if the conversation has become too long for the
+        model, which is an error at the ``first`` reply, ``ConfigError`` for a request that is refused and
         ``GeneratorError`` for an endpoint that gives no answer after five repeats."""
         from whet.fetch.http import UnansweredError, retried
 
@@ -62,16 +64,19 @@ class RemoteModel:
             if answer.status in _REPEAT:
                 raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}")
             if answer.status != 200:
-                if "context" in answer.text and answer.status == 400:
+                full = "context" in answer.text and answer.status == 400
+                if full and not first:
                     raise LimitReached("tokens")
-                raise ConfigError(f"{self.url} refuses the request with HTTP {answer.status}: {answer.text[:300]}")
+                refused = f"{self.url} refuses the request with HTTP {answer.status}: {answer.text[:300]}"
+                raise ConfigError(refused + _SHORTER * full)
             try:
                 values = json.loads(answer.text)
                 choice, usage = values["choices"][0], values.get("usage") or {}
                 tokens = int(usage.get("completion_tokens") or 0)
                 return RemoteReply(_received(choice["message"]), tokens, choice.get("finish_reason") == "length")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise UnansweredError(f"{type(error).__name__}: {error}") from None
+                reason = f"{type(error).__name__}: {error}, in the answer {answer.text[:200]!r}"
+                raise UnansweredError(reason) from None
 
         try:
             return await retried(attempt, _RETRIES, "endpoint", name)
@@ -124,12 +129,13 @@ class RemoteSession(Session):
         usage.turns += 1
         model = cast(RemoteModel, recording.generator)
         with recording.timing.waiting_for_generator():
-            answer = await model.say([*self._original, *new], tools, settings, f"{recording.name}/{usage.turns}")
+            name, first = f"{recording.name}/{usage.turns}", usage.turns == 1
+            answer = await model.say([*self._original, *new], tools, settings, name, first)
         usage.tool_calls += len(answer.message.get("tool_calls", ()))
         self._tools = tools
         self._original += [*new, answer.message]
         self.messages += [*new, answer.message]
-        tokens = [0] * max(1, answer.tokens)
+        tokens = [0] * answer.tokens
         self.spans += [Span([], False), Span(tokens, True)]
         self.ends.append((len(self._original), len(self.spans)))
         completion = Completion(tokens, [0.0] * len(tokens), (0, 0), "length" if answer.cut else "stop")
@@ -165,7 +171,8 @@ def _sent_part(part: Part) -> dict[str, object]:
 
 
 def _received(values: JsonObject) -> Message:
-    message: Message = {"role": "assistant", "content": values.get("content") or ""}
+    """Return the message of an answer. Raises ``ValueError`` for a content that is not a text."""
+    message: Message = {"role": "assistant", "content": content_of(values.get("content") or "")}
     if thought := values.get("reasoning_content") or values.get("reasoning"):
         message["reasoning_content"] = thought
     calls, malformed = [], []
