@@ -52,12 +52,17 @@ def complaint(*overrides: str) -> str:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("rollouts.prompts_per_step=1000000000", "8,000,000,000 episodes in a step; at most 1,000,000 are possible"),
+        ("rollouts.prompts_per_step=1000000000", "8,000,000,000 episodes at once; at most 1,000,000 are possible"),
         ("algorithm.group_size=100000000000000000000", "algorithm.group_size = 100000000000000000000"),
         ("rollouts.concurrency=1000000000", "rollouts.concurrency: expected greater than 0 and at most 100000"),
         ("evaluation.samples=1000000000", "evaluation.samples: expected greater than 0 and at most 100000"),
         ("data.train_size=100000000000", "data.train_size: expected at least 1 and at most 10000000"),
         ("generator.max_batch=1000000000", "generator.max_batch: expected at least 1 and at most 100000"),
+        ("rollouts.max_staleness=100000", "= 8, 100000 steps ahead (rollouts.max_staleness), are 6,400,064 episodes"),
+        ("generator.threads=10000000", "generator.threads: expected at least 1 and at most 10000"),
+        ("model.lora.rank=10000000", "model.lora.rank: expected at least 1 and at most 100000"),
+        ("weights.bucket_mb=1e308", "weights.bucket_mb: expected greater than 0 and at most 1000000"),
+        ("data.grader.limits.memory_gib=1e308", "data.grader.limits.memory_gib: expected greater than 0 and at most"),
         ("data.grader.limits.workers=1000000", "data.grader.limits.workers: expected at least 1 and at most 1000"),
     ],
 )

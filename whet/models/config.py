@@ -19,7 +19,7 @@ AttentionName = Literal["auto", "blocks", "flex", "varlen"]
 class LoraSettings(Config):
     """Low-rank adapters (arXiv 2106.09685) by PEFT; everything else is frozen."""
 
-    rank: int = Field(default=16, ge=1)
+    rank: int = Field(default=16, ge=1, le=100_000)
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: Literal["all-linear"] | list[str] = "all-linear"

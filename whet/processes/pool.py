@@ -50,7 +50,7 @@ class WorkerLimits(Config):
     """Wall-clock seconds of one call; generous, because the machine may be busy."""
     start_s: float = Field(default=120.0, gt=0)
     """Wall-clock seconds until a new worker is ready."""
-    memory_gib: float | None = Field(default=4.0, gt=0)
+    memory_gib: float | None = Field(default=4.0, gt=0, le=1_000_000)
     """Address space of a worker; None: no limit."""
 
 

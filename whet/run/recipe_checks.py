@@ -216,11 +216,13 @@ def _check_duration(recipe: "Recipe") -> None:
 
 
 def _check_episodes(recipe: "Recipe", samples: int) -> None:
-    episodes = recipe.rollouts.prompts_per_step * samples
+    rollouts = recipe.rollouts
+    episodes = rollouts.prompts_per_step * samples * (rollouts.max_staleness + 1)
     if episodes > _MOST_EPISODES:
+        ahead = f", {rollouts.max_staleness} steps ahead (rollouts.max_staleness)," if rollouts.max_staleness else ""
         raise ValueError(
-            f"rollouts.prompts_per_step = {recipe.rollouts.prompts_per_step} times algorithm.group_size = {samples} "
-            f"are {episodes:,} episodes in a step; at most {_MOST_EPISODES:,} are possible"
+            f"rollouts.prompts_per_step = {rollouts.prompts_per_step} times algorithm.group_size = {samples}{ahead} "
+            f"are {episodes:,} episodes at once; at most {_MOST_EPISODES:,} are possible"
         )
 
 

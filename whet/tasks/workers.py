@@ -50,7 +50,7 @@ class WorkerTasks(WrappedTaskSet):
     """Seconds for which code may block its worker, which is then killed and replaced."""
     start_s: float = Field(120.0, gt=0)
     """Seconds until a new worker is ready."""
-    memory_gib: float | None = Field(None, gt=0)
+    memory_gib: float | None = Field(None, gt=0, le=1_000_000)
     """Address space of a worker, which ends when it needs more; None: no limit."""
     requirements: tuple[str, ...] | str = ()
     """Requirements as pip writes them, or the path of a file of them. The workers then run in a virtual environment

@@ -24,7 +24,7 @@ class RefitConfig(Config):
     """The size of buckets of weights, and the checks after every publication to any generator; a mismatch stops the run
     and names the tensors."""
 
-    bucket_mb: float | None = Field(None, gt=0)
+    bucket_mb: float | None = Field(None, gt=0, le=1_000_000)
     """Weights are gathered and sent in buckets of this size, in MiB; a larger tensor is sent alone. None: 512 from GPU
     to GPU, where the number of buckets costs more than their size, otherwise 64."""
     digest: bool = True

@@ -34,7 +34,7 @@ class TorchGeneratorConfig(GeneratorConfig):
     speculative: Annotated[NGram, Component(SPECULATIVE)] | None = None
     """Guess several tokens and verify them at once, in rows that a forward pass computes anyway: ``ngram``. Changes no
     token and no log-prob, and is faster if few requests are in flight and answers repeat themselves or their prompt."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=10_000)
     """Threads of this process's compute thread, which is shared with learners of ``cluster=local``; None: torch's
     default."""
     packed_weights: bool = True

@@ -155,7 +155,7 @@ class VllmGeneratorConfig(GeneratorConfig):
     """The GPUs of the engine, one for each rank, as numbered in this process (or by UUID): "1"; with ``tensor`` 2
     "2,3"; with 2 replicas of 2 ranks "4,5,6,7", of which the first has 4 and 5. Required if there are GPUs: the learner
     uses the first ones. With ``devices.placement=colocated`` name the learner's GPUs ("0")."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=10_000)
     """Threads of each replica's products on CPUs, divided among its ranks; None: one for each core of this process."""
     compile: bool | None = None
     """Compile the model (on GPUs also capture graphs): slower to start, faster to sample. None: on GPUs only."""
