@@ -151,6 +151,17 @@ def test_tables_as_spreadsheets_and_pandas_write_them(tmp_path: Path) -> None:
         assert [row for _, row in read_file(tmp_path / "rows.csv")] == rows, name
 
 
+def test_tables_with_other_first_lines_or_separators_are_refused(tmp_path: Path) -> None:
+    for name, text, problem in (
+        ("rows.csv", "sep=;\r\nprompt;completion\r\na;b\r\n", "'sep=;' is a note for Excel, .*; delete this line"),
+        ("rows.csv", "prompt|completion\na|b\n", r"the columns are separated by '\|', .* commas"),
+        ("rows.tsv", "prompt|completion\na|b\n", r"the columns are separated by '\|', .* commas"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(DataError, match=f"{name}:1: {problem}"):
+            read_file(tmp_path / name)
+
+
 def test_only_the_first_of_many_fields_are_listed(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [{f"column {number}": 1 for number in range(9999)}])
     with pytest.raises(DataError, match=r"fields of this row: column 0, .*\.\.\. \(9999 fields\)") as caught:

@@ -48,6 +48,11 @@ def test_an_async_program_may_return_its_reward_and_scores() -> None:
     assert (episode.reward, episode.scores) == (0.8, {"asked": 1.0})
 
 
+def test_a_truth_value_is_the_reward_and_whether_the_answer_is_right() -> None:
+    episode = episode_of("right")
+    assert (episode.reward, episode.scores) == (1.0, {"correct": 1.0})
+
+
 @pytest.mark.parametrize(
     ("program", "problem"),
     [

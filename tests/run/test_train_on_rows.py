@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,14 @@ def test_functions_are_found_by_name_where_they_can_be_imported() -> None:
     assert not FunctionTasks(path="x", reward=name_of(lowercase)).warnings()
     with pytest.raises(ConfigError, match="only the process that defined it can call it"):
         asyncio.run(FunctionTasks(path="x", reward="__main__:elsewhere").grade(Task("t", []), "a"))
+
+
+def test_a_reward_function_is_inspected_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path / "rows.jsonl", as_rows(ROWS, "data"))
+    data, inspected = FunctionTasks(path=str(tmp_path / "rows.jsonl"), test_size=0, reward=name_of(lowercase)), []
+    monkeypatch.setattr("inspect.signature", lambda function: inspected.append(function) or signature(function))
+    assert len(data.tasks("train")) == len(ROWS)
+    assert inspected == [lowercase]
 
 
 @pytest.mark.parametrize("value", [float("nan"), None, "good", [1.0]])

@@ -1,6 +1,7 @@
 """Instructions are checked as their row says, each turn's in its turn; what can't be checked is refused."""
 
 import asyncio
+import csv
 import json
 import sys
 
@@ -28,6 +29,20 @@ def load(path, *rows, **settings):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     taskset = InstructionFollowing(path=str(path), test_size=0, limits=LIMITS, **settings)
     return taskset.tasks("train")
+
+
+def test_rows_of_csv_hold_lists_as_json(tmp_path):
+    path = tmp_path / "rows.csv"
+    several = {"turns": [ROW, {**ROW, "prompt": "Again."}]}
+    for row in (ROW, several):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, row)
+            writer.writeheader()
+            writer.writerow(
+                {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+            )
+        (task,) = InstructionFollowing(path=str(path), test_size=0, limits=LIMITS).tasks("train")
+        assert task.data == load(tmp_path, row)[0].data
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ _FORMATS = (".arrow", ".feather", ".parquet", ".jsonl", ".ndjson", *TEXT_TABLES,
 _OF_DATASETS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # written by ``Dataset.save_to_disk``
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev|eval)(?![a-z])")
 _PYTHON_LIST = re.compile(r"\s*\[\s*\{\s*'(?:role|content|from|value)'\s*:")
+_DELIMITERS = ",;\t"
 _LONGEST_CELL = 1 << 27  # characters
 
 
@@ -172,7 +173,9 @@ def _csv_rows(path: Path, delimiter: str | None, leave_out: LeaveOut) -> Iterato
         line = 1
         try:
             first = text.readline()
-            delimiter = delimiter or next((sign for sign in ",;\t" if sign in first), ",")
+            if problem := _unlike_csv(first):
+                raise DataError(f"{path}:1: {problem}")
+            delimiter = delimiter or next((sign for sign in _DELIMITERS if sign in first), ",")
             reader = csv.reader(chain([first], text), delimiter=delimiter, strict=True)
             header = next(reader, [])
             named = [name for name in header if name.strip()]
@@ -196,6 +199,18 @@ def _csv_rows(path: Path, delimiter: str | None, leave_out: LeaveOut) -> Iterato
         except UnicodeDecodeError as problem:
             line = _not_utf8(path)
             raise DataError(f"{path}:{line}: not UTF-8 text: {problem.reason}; save the file as UTF-8") from None
+
+
+def _unlike_csv(first: str) -> str:
+    """Return what is wrong with the first line of a file of a table, or an empty text."""
+    if re.fullmatch(r"sep=.\s*", first, re.IGNORECASE):
+        return f"{first.strip()!r} is a note for Excel, not the header of the columns; delete this line"
+    if "|" in first and not any(sign in first for sign in _DELIMITERS):
+        return (
+            "the columns are separated by '|', and must be by commas, semicolons or tabs; write the file again, as "
+            "with pandas: read_csv(path, sep='|').to_csv(path, index=False)"
+        )
+    return ""
 
 
 def _not_utf8(path: Path) -> int:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
@@ -76,6 +76,9 @@ class Row(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
+    json_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns that hold lists or objects, where the class has other fields."""
+
     _where: str = PrivateAttr("")
     _given: JsonObject = PrivateAttr(default_factory=dict)
 
@@ -116,9 +119,10 @@ class Row(BaseModel):
     def _of_texts(cls, values: JsonObject) -> JsonObject:
         """Return the values of a table, with the JSON of lists and objects decoded."""
         read = dict(values)
-        for name in filter(cls.model_fields.__contains__, values):
+        json_columns = {*cls.json_columns, *(name for name, field in cls.model_fields.items() if _holds_json(field))}
+        for name in json_columns & values.keys():
             value = values[name]
-            if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") and _holds_json(cls.model_fields[name]):
+            if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
                 with suppress(ValueError):  # the field refuses the text
                     read[name] = STRICT.decode(value)
         return read

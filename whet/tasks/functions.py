@@ -5,7 +5,7 @@ def right(text: str, answer: str) -> bool:  # the model's answer, and a column o
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from whet.tasks.prompts import PromptRow, Prompts
 from whet.tasks.splits import Split
 
 _IN_PROCESS: dict[str, Callable[..., Any]] = {}  # functions that cannot be imported, such as lambdas
+Parameters = Mapping[str, inspect.Parameter]
 _NAMED = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -37,10 +38,10 @@ class FunctionTasks(Prompts):
     def splits(self) -> dict[Split, list[Task]]:
         """Return the tasks of both splits. Raises ``ConfigError`` for a function that can't be found, before any row is
         read, and naming a parameter of the function that is not a column of every row."""
-        function = self._function
+        function, parameters = self._function, self._parameters
         splits = super().splits()
         for task in (task for tasks in splits.values() for task in tasks):
-            arguments(function, task, "")
+            arguments(function, parameters, task, "")
         return splits
 
     @staticmethod
@@ -52,7 +53,7 @@ class FunctionTasks(Prompts):
         return place_of_function(self._function, f"the reward function {_name(self._function)}")
 
     async def grade(self, task: Task, answer: str) -> Grade:
-        positional, named = arguments(self._function, task, answer)
+        positional, named = arguments(self._function, self._parameters, task, answer)
         return await called(partial(self._function, *positional, **named))
 
     @cached_property
@@ -74,6 +75,13 @@ class FunctionTasks(Prompts):
         check_runs(function, f"data.reward: {_name(function)}")
         return function
 
+    @cached_property
+    def _parameters(self) -> Parameters | None:
+        try:
+            return inspect.signature(self._function).parameters
+        except ValueError:  # a function in C without a signature
+            return None
+
     def warnings(self) -> list[str]:
         if self.reward not in _IN_PROCESS:
             return []
@@ -83,16 +91,16 @@ class FunctionTasks(Prompts):
         ]
 
 
-def arguments(function: Callable[..., object], task: Task, answer: str) -> tuple[list[object], dict[str, object]]:
-    """Return the positional and the named arguments of a reward function for an answer to a task. Raises
-    ``ConfigError`` naming the parameter that has no value."""
+def arguments(
+    function: Callable[..., object], parameters: Parameters | None, task: Task, answer: str
+) -> tuple[list[object], dict[str, object]]:
+    """Return the positional and the named arguments of a reward function for an answer to a task. ``parameters``: of
+    the function, None if it does not tell them. Raises ``ConfigError`` naming the parameter that has no value."""
+    if parameters is None:
+        return [answer], {}
     row = {"prompt": task.prompt, **task.columns}
     values = {**row, "row": row}
     name = _name(function)
-    try:
-        parameters = inspect.signature(function).parameters
-    except ValueError:  # a function in C without a signature
-        return [answer], {}
     names = [key for key, parameter in parameters.items() if parameter.kind in _NAMED]
     receiver = next((key for key in names[:1] if key not in values), "answer")
     if receiver not in names:

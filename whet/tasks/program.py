@@ -27,7 +27,7 @@ from whet.processes.threads import JobThread, outcome_of, run_in_thread
 from whet.processes.user_code import check_runs
 from whet.shells.links import link_to
 from whet.shells.runtime import RuntimeFailure, RuntimeKind
-from whet.tasks.base import Address, AskPolicy, Environment, Environments, Program, Step, called, checked_score
+from whet.tasks.base import Address, AskPolicy, Environment, Environments, Program, Step, called, checked_score, is_bool
 from whet.tasks.cases import Case
 from whet.tasks.command import Command
 from whet.tasks.episodes import checked_scores, play
@@ -227,7 +227,8 @@ class AgentEpisode(Program):
         if isinstance(result, str):
             return await self._grade(result)
         where = f"that {self.environments.tasks.title} returned for {self.task.uid}"  # "the reward that ..."
-        scores = dict(result) if isinstance(result, Mapping) else {"reward": result}
+        alone = {"reward": result} | ({"correct": result} if is_bool(result) else {})
+        scores = dict(result) if isinstance(result, Mapping) else alone
         if "reward" not in scores:
             raise DataError(f"the dict {where} has no 'reward', only {', '.join(map(str, scores)) or 'nothing'}")
         checked = {name: checked_score(name, value, where) for name, value in scores.items()}

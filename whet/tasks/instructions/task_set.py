@@ -113,6 +113,8 @@ class Instructed:
 class InstructionRow(GymRow):
     """A row: the fields of one turn, or a list ``turns``."""
 
+    json_columns = ("turns", "instruction_id_list", "kwargs")
+
     turns: list[Turn] = Field(min_length=1)
     grading_mode: Mode | None = None
 
