@@ -37,6 +37,7 @@ from whet.rollouts.group_player import score_group
 from whet.rollouts.rewards import Length, compose
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Player, Recording
+from whet.rollouts.unheard import Unheard
 from whet.run.run import resume, start
 from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet
 from whet.tasks.preference.reward_model import RewardModelTasks
@@ -310,6 +311,23 @@ def test_a_role_that_the_rewards_leave_out_earns_nothing_and_not_the_mean_of_the
 
     episode = played(Forgets(), Says("a"))
     assert (episode.rewards, episode.reward_of("a")) == ({"a": 0.0, "b": 1.0}, 0.0)
+
+
+def test_a_role_that_earns_and_never_replies_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    rewards = [{"proposer": 1.0, "sovler": 0.5}, {"proposer": 0.0, "sovler": 0.0}]
+    group = Group("g", Task("t", []), [])
+    for earned in rewards:
+        branches = [branch("proposer"), branch("solver")]
+        group.episodes.append(Episode(branches, reward=0.5, rewards=earned))
+    unheard = Unheard()
+    unheard.check(3, [group])
+    unheard.check(4, [group])
+    (record,) = caplog.records
+    assert "the role 'sovler' earned rewards in step 3 and gave no reply" in record.getMessage()
+    assert "Did you mean 'solver'? Roles that replied: proposer, solver" in record.getMessage()
+    caplog.clear()
+    unheard.check(5, [duel("g", [{"a": 1.0, "b": 0.0}])])
+    assert not caplog.records
 
 
 def test_a_step_has_a_reward_or_rewards_by_role() -> None:

@@ -30,6 +30,7 @@ from whet.rollouts.recorder import failures, records
 from whet.rollouts.replay import keep_groups
 from whet.rollouts.session import Player
 from whet.rollouts.source import RolloutSource
+from whet.rollouts.unheard import Unheard
 from whet.run.build import build_generator, build_sync, further_players
 from whet.run.evaluate import check_sets, evaluate_all
 from whet.run.policies import cast_of
@@ -130,6 +131,7 @@ class SampledFeed(Feed):
         self._apart = set[str]()  # evaluated tasks that are not trained on
         estimator = recipe.online.estimator
         self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
+        self._unheard = Unheard()
         self.rollouts = source
         sync = build_sync(recipe, _probe_text(renderer, source.tasks[0]), self.devices)
         self.sampler = Sampler(player, self.generator, sync)
@@ -203,6 +205,7 @@ class SampledFeed(Feed):
 
     def record(self, folder: Path, step: int, groups: list[Group], lessons: "Sequence[Lesson]") -> None:
         self.rollouts.ledger.write(folder)
+        self._unheard.check(step, groups)
         if self.recipe.rollouts.keep_groups:
             keep_groups(folder, step, groups)
         every = self.recipe.rollouts.record_every
