@@ -174,9 +174,14 @@ def test_a_damaged_record_is_named_and_does_not_stop_a_run(tmp_path: Path, caplo
         read_record(tmp_path)
     assert maker_of([tmp_path / "model.safetensors"]) is None
     assert "lineage.json is damaged" in caplog.text
-    (tmp_path / FILE).write_text('{"format": 2}')
-    with pytest.raises(DataError, match=r"lineage\.json is damaged"):
-        read_record(tmp_path)
+    for text, problem in (
+        ('{"format": 2, "kind": "run", "folder": "x"}', "format: expected 1"),
+        ('{"kind": "run", "folder": "x", "inputs": [{"setting": "data"}]}', "inputs.0.name: is missing"),
+        ("1.5", "it holds a float in place of an object"),
+    ):
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(DataError, match=rf"lineage\.json is damaged: {problem}"):
+            read_record(tmp_path)
     assert read_record(tmp_path / "nowhere") is None
 
 

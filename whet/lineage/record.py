@@ -26,6 +26,8 @@ from pydantic import Field, ValidationError
 from whet.base.errors import DataError
 from whet.base.files import unchanged, write_atomically
 from whet.config import Config
+from whet.config.tree import from_plain
+from whet.config.validation import issues_of
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +165,14 @@ def read_record(folder: Path) -> Record | None:
     if not path.is_file():
         return _of_prepared(folder)
     try:
-        record = Record.from_values(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, ValidationError) as error:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"it holds a {type(values).__name__} in place of an object")
+        record = Record.from_values(values)
+    except ValidationError as error:
+        issue = issues_of(error, Record, from_plain(values))[0]
+        raise DataError(f"{path} is damaged: {issue.key}: {issue.message}") from None
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} is damaged: {_first_line(error)}") from None
     return record.model_copy(update={"folder": str(folder.resolve())})  # it may have been moved or copied
 
