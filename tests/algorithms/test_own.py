@@ -13,6 +13,7 @@ from whet.algorithms.grpo import GRPO, GroupAdvantage
 from whet.base.errors import ConfigError, DataError
 from whet.config import dump_yaml, load
 from whet.core.batch import Batch
+from whet.losses.composite import PolicyLoss
 from whet.losses.policy_gradient import PPOClip
 from whet.run import run
 from whet.run.recipe import Recipe
@@ -37,6 +38,24 @@ def test_its_column_must_be_read_and_its_loss_needs_the_column(tiny_model: Path)
         toy_recipe(tiny_model, algorithm={"type": f"{OWN}:Surprise", "loss": "sft"})
     with pytest.raises(ConfigError, match=r"loss = tests.algorithms.own:Surprising reads surprise, which .* fills"):
         toy_recipe(tiny_model, algorithm={"type": "grpo", "loss": f"{OWN}:Surprising"})
+
+
+@pytest.mark.parametrize("names", [["advantages"], "advantages"])
+def test_columns_that_are_no_set_of_names_are_refused(names: Any) -> None:
+    class Lists(PolicyLoss):
+        @property
+        def reads(self) -> Any:
+            return names
+
+    class ListsToo(GroupAdvantage):
+        @property
+        def fills(self) -> Any:
+            return names
+
+    with pytest.raises(ConfigError, match=r"loss = .*Lists has `reads` = .*advantages.*, which must be a set of names"):
+        GRPO(loss=Lists())
+    with pytest.raises(ConfigError, match=r"advantage = .*ListsToo has `fills` = .*, which must be a set of names"):
+        GRPO(advantage=ListsToo())
 
 
 def test_a_preset_of_ones_own_is_named_and_changed_as_a_built_in_one_is(tiny_model: Path, tmp_path: Path) -> None:

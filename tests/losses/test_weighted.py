@@ -76,6 +76,23 @@ def test_a_loss_that_returns_no_value_for_each_token_is_named_with_its_place(
         Own()(output, batch.weigh("token"))
 
 
+def test_a_metric_is_not_called_like_the_loss() -> None:
+    class Own(WeightedLoss):
+        def per_token(self, output: ModelOutput, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+            return -at_trained(batch, output.logprobs), Metrics().mean("loss", 1.0)
+
+    batch, output = fill(random_groups(0), 0)
+    with pytest.raises(DataError, match=r"Own\.per_token \(.*\) gives a metric the name 'loss'.*: choose another name"):
+        Own()(output, batch.weigh("token"))
+
+
+def test_an_output_that_is_not_asked_for_is_named() -> None:
+    batch, output = fill(random_groups(0), 0)
+    output.entropy = None
+    with pytest.raises(DataError, match=r"is None: a loss names the outputs that it needs in `outputs`"):
+        at_trained(batch, output.entropy)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("changed", ["logprobs", "advantages", "surprise"])
 def test_a_loss_that_changes_what_it_gets_is_named_with_its_place(changed: str) -> None:
     class Clamps(WeightedLoss):

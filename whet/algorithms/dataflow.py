@@ -35,6 +35,9 @@ def problems(algorithm: Algorithm) -> Iterator[str]:
         if (loss := role.loss) is None:
             continue
         setting = f"algorithm.{role.key} = {Component(LOSSES).name_of(type(loss))}"
+        if wrong := _not_names(loss, "reads", "outputs"):
+            yield f"{setting} has {wrong}"
+            return
         parts.append(_Part(setting, loss.reads, frozenset(role.fills)))
         if loss.unit not in algorithm.units:
             here = " or ".join(_UNITS[unit] for unit in algorithm.units)
@@ -44,6 +47,9 @@ def problems(algorithm: Algorithm) -> Iterator[str]:
             yield f"{setting} needs the model's {_listed(missing)}, but {here}; choose another loss"
     if (estimator := algorithm.estimator) is not None:
         setting = f"algorithm.advantage = {Component(ADVANTAGES).name_of(type(estimator))}"
+        if wrong := _not_names(estimator, "reads", "fills"):
+            yield f"{setting} has {wrong}"
+            return
         parts.append(_Part(setting, estimator.reads, estimator.fills))
         if isinstance(algorithm, OnlineAlgorithm) and algorithm.group_size == 1 and estimator.compares:
             yield (
@@ -68,6 +74,14 @@ def problems(algorithm: Algorithm) -> Iterator[str]:
     for part in sorted(dead, key=lambda part: part.fills <= read):
         unused = part.fills - read or part.fills
         yield f"{part.setting} fills {_listed(unused)}, which no part of this algorithm reads; {_advice(unused)}"
+
+
+def _not_names(part: object, *attributes: str) -> str:
+    """Return which attribute is not a set of names, or an empty text."""
+    for name in attributes:
+        if not isinstance(value := getattr(part, name), Set):
+            return f"`{name}` = {value!r}, which must be a set of names, as in {name}: ClassVar = frozenset({{'NAME'}})"
+    return ""
 
 
 def _advice(columns: Set[str]) -> str:

@@ -62,6 +62,9 @@ class WeightedLoss(Config, ABC):
 
 def _checked(loss: WeightedLoss, returned: object, batch: Batch) -> tuple[Tensor, Metrics]:
     match returned:
+        case torch.Tensor(), Metrics() as metrics if "loss" in metrics:
+            place = place_of(type(loss), "per_token")
+            raise DataError(f"{place} gives a metric the name 'loss', which the loss itself has: choose another name")
         case torch.Tensor() as values, Metrics() as metrics if values.shape == (len(batch),):
             return values, metrics
         case torch.Tensor() as values, Metrics():
@@ -77,7 +80,13 @@ def _checked(loss: WeightedLoss, returned: object, batch: Batch) -> tuple[Tensor
 
 
 def at_trained(batch: Batch, column: Tensor) -> Tensor:
-    """Return the column with 0 at untrained tokens, which also get no gradient. [N] or [N, K]"""
+    """Return the column with 0 at untrained tokens, which also get no gradient. [N] or [N, K]. Raises ``DataError`` for
+    an output or a column that is None, because no loss asks for it."""
+    if column is None:
+        raise DataError(
+            "an output of the model, or a column of the batch, is None: a loss names the outputs that it needs in "
+            "`outputs`, as in outputs: ClassVar = frozenset({'entropy'}), and the columns in `reads`"
+        )
     trained = batch.trained if column.ndim == 1 else batch.trained.unsqueeze(1)
     return torch.where(trained, column, torch.zeros_like(column))
 

@@ -33,6 +33,10 @@ class Metrics:
         self._cells: dict[str, _Cell] = {}
         self._later: list[tuple[Tensor, Callable[..., Metrics]]] = []
 
+    def __contains__(self, name: str) -> bool:
+        """Return whether there is a number of this name, apart from those still on a device."""
+        return name in self._cells
+
     def mean(self, name: str, total: float, count: float = 1.0) -> Self:
         """Add to a mean, given as its sum and count. With count 0 nothing is recorded."""
         return self._put(name, "mean", float(total), float(count)) if count else self
