@@ -232,6 +232,12 @@ def test_a_setting_of_a_wrong_type_in_the_runs_recipe_is_named(tmp_path: Path, l
         export(tmp_path, tmp_path / "out", policy="b" if "policies" in line else "")
 
 
+def test_a_recipe_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_bytes(b"model: {path: \xff}")
+    with pytest.raises(ConfigError, match=r"recipe\.yaml is damaged: not UTF-8 text \(invalid start byte at byte 14\)"):
+        export(tmp_path, tmp_path / "out")
+
+
 def test_refused_exports_leave_no_folder(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, tiny_llama())
     with pytest.raises(ConfigError, match="without LoRA"):

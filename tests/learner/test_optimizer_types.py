@@ -214,12 +214,17 @@ def test_groups_change_rates_and_decay_and_freeze(qwen: Any) -> None:
     assert not any(".mlp." in name for name in same)
 
 
+class Stepless(torch.optim.Optimizer):
+    """Has no step."""
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"groups": ({"match": "no_such_layer", "lr": 1.0},)}, "'no_such_layer' matches none of the"),
         ({"groups": ({"match": ".", "freeze": True},)}, "freezes every parameter"),
         ({"type": "torch.optim:Nothing"}, "optimizer.type: "),
+        ({"type": f"{__name__}:Stepless"}, "Stepless has no step()"),
         ({"type": "torch.nn:Linear"}, "is not derived from torch.optim.Optimizer"),
         ({"type": "muon", "settings": {"speed": 2}}, "optimizer.settings = {'speed': 2} of muon: "),
         ({"type": "adafactor", "settings": {"d": 0.1}}, "optimizer.settings = {'d': 0.1} of adafactor: "),
@@ -243,6 +248,7 @@ def test_what_does_not_fit_the_model_is_named(settings: dict[str, Any], message:
         ({"type": "adafactor", "betas": (0.8, 0.9)}, "has no effect with type = adafactor"),
         ({"type": "muon", "moments": "8bit"}, "has no effect with type = muon"),
         ({"lr": 0.0, "groups": ({"match": "a", "lr": 1.0},)}, "set lr above 0"),
+        ({"betas": (0.9, 1.0)}, "betas.1\n  Input should be less than 1"),
         ({"groups": ({"match": "("},)}, "not a valid regular expression"),
     ],
     ids=str,

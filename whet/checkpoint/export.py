@@ -276,6 +276,8 @@ def _recipe(run: Path) -> JsonObject:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{run} is not a run folder: it has no recipe.yaml") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is damaged: not UTF-8 text ({error.reason} at byte {error.start})") from None
     recipe = parse_mapping(text, str(path))
     if not isinstance(recipe.get("model"), dict):
         raise WhetError(f"{path} has no section 'model', so the base model is unknown")

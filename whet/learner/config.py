@@ -19,6 +19,7 @@ from whet.parallel.config import ParallelConfig
 Precision = Literal["float32", "bfloat16", "float64"]
 PrecisionSetting = Literal["auto", "float32", "bfloat16", "float64"]
 MatmulPrecision = Literal["auto", "highest", "medium"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Head = Literal["language", "value"]
 """A model's outputs: log-probs of tokens, or a critic's values."""
 
@@ -185,7 +186,7 @@ class OptimizerConfig(Config):
     groups: tuple[ParameterGroup, ...] = ()
     """Learning rates, weight decay and freezing of the main model's parameters by name; the first match counts. An
     expression that matches no trained parameter is an error."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW's, also where ``muon`` uses it, like ``eps``."""
     eps: float = Field(1e-8, gt=0)
     moments: Literal["float32", "8bit"] = "float32"

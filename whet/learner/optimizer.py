@@ -115,6 +115,8 @@ def _of_class(groups: list[dict[str, object]], config: OptimizerConfig) -> torch
         raise ConfigError(f"optimizer.type: {error}") from error
     if not (isinstance(made, type) and issubclass(made, torch.optim.Optimizer)):
         raise ConfigError(f"optimizer.type = {config.type} is not derived from torch.optim.Optimizer")
+    if made.step is torch.optim.Optimizer.step:
+        raise ConfigError(f"optimizer.type = {config.type} has no step(), which changes the parameters: define it")
     if config.repeats_loss is not None:
         raise ConfigError(config.repeats_loss)
     build: Callable[..., torch.optim.Optimizer] = made
