@@ -76,6 +76,18 @@ def test_colours_of_print_become_those_of_screens():
     assert open_image(data_url(file_of("JPEG", mode="CMYK"))).mode == "RGB"
 
 
+def test_finer_shades_of_grey_become_the_nearest_of_256():
+    shades = [0, 257 * 3, 257 * 128, 65535]
+    grey = Image.new("I;16", (4, 1))
+    grey.putdata(shades)
+    file = io.BytesIO()
+    grey.save(file, "PNG")
+    assert open_image(data_url(file.getvalue())).tobytes() == bytes([0, 3, 128, 255])
+    for mode in ("I", "F"):
+        with pytest.raises(DataError, match=f"mode {mode} have no agreed white; convert the image to L or RGB"):
+            read_image(grey.convert(mode))
+
+
 @pytest.mark.parametrize(
     "path", ["../secret.png", "sub/../../secret.png", "link.png", "/secret.png", "{outside}/secret.png", "~/secret.png"]
 )

@@ -3,6 +3,7 @@ which computes the same as transformers; and what they write, whet reads to the 
 
 import pickle
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,18 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="two formats"):
         export(run, tmp_path / "out", megatron=True, gguf="f32")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, tiny_llama())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(WhetError, match=r"out can't be written: \[Errno 27\] File too large"):
+            export(run, tmp_path / "out", megatron=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
 def test_a_padded_vocabulary_is_cut_and_states_of_optimizers_are_left_out(tmp_path: Path) -> None:

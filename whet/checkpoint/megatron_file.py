@@ -3,7 +3,8 @@ any parallelism. Written by torch's distributed checkpoint: Megatron Core is not
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,12 +48,24 @@ def write_megatron(tensors: "Mapping[str, Tensor]", config: "PretrainedConfig", 
         named[key] = tensor.contiguous()
         named |= {name: [None] for name in _extra_states(key, tensor)}
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _errors_of_the_disk():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         save(named, storage_writer=FileSystemWriter(inner), planner=planner, no_dist=True)
-    torch.save(_COMMON, inner / "common.pt")
+        torch.save(_COMMON, inner / "common.pt")
     (inner / FORMAT).write_text(json.dumps(_FORMAT), encoding="utf-8")
     (folder / NEWEST).write_text("release", encoding="utf-8")
+
+
+@contextmanager
+def _errors_of_the_disk() -> Iterator[None]:
+    """Raise the error of a full disk, which torch replaces by one about the positions in its file."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except (CheckpointException, RuntimeError) as error:
+        failed = [each for each, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+        raise next((each.__context__ for each in failed if isinstance(each.__context__, OSError)), error) from None
 
 
 def _extra_states(key: str, tensor: "Tensor") -> list[str]:

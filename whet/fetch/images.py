@@ -214,6 +214,10 @@ def _checked_url(image: "Image") -> str:
 
     _check_size(image)
     turned = ImageOps.exif_transpose(image)
+    if turned.mode.startswith("I;16"):  # Pillow would take all from 255 on as white
+        turned = turned.convert("I").point(lambda value: value / 257).convert("L")
+    if turned.mode in ("I", "F"):
+        raise DataError(f"pixels of Pillow's mode {turned.mode} have no agreed white; convert the image to L or RGB")
     file = io.BytesIO()
     (turned if turned.mode in _MODES else turned.convert("RGB")).save(file, "PNG")
     return _url("image/png", file.getvalue())
