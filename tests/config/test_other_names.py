@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_docs import ROOT
 from whet.config import RecipeError, load
 from whet.config.schema import find_place
 from whet.config.tree import from_plain
@@ -20,7 +21,7 @@ def said(*overrides: str, recipe: str = "quickstart") -> str:
 
 def test_every_answer_names_settings_that_there_are() -> None:
     tree = from_plain(load(Recipe, "quickstart").value.model_dump(mode="json"))
-    for answer in set(OTHER_NAMES.values()) - {"whet train --folder"}:
+    for answer in set(OTHER_NAMES.values()) - {"whet train --folder", "whet resume RUN"}:
         key = tuple(re.match(r"[a-z_.]+", answer)[0].split("."))  # type: ignore[index]
         assert find_place(Recipe, tree, key) is not None, answer
 
@@ -48,6 +49,15 @@ def test_every_answer_names_settings_that_there_are() -> None:
 )
 def test_a_setting_of_another_library_is_answered_with_ours(override: str, answer: str) -> None:
     assert f"unknown key. The setting here is {answer}" in said(override)
+
+
+def test_every_setting_in_the_table_of_the_page_is_answered() -> None:
+    page = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
+    table = [line for line in page.splitlines() if line.count(" | ") == 4]
+    keys = [key for line in table for key in re.findall(r"`([^`]+)`", line.split(" | ", 1)[1])]
+    assert len(keys) > 70
+    for key in {re.split("=", key)[0] for key in keys} - {"model", "data"}:  # two are called so here as well
+        assert "unknown key. The setting here is " in said(f"{key}=1"), key
 
 
 def test_a_mistyped_key_is_still_one() -> None:
