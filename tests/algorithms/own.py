@@ -40,4 +40,12 @@ class Surprise(OnlineAlgorithm):
         return await super().prepare(batch, groups, learners)
 
 
+class Forgetful(Surprise):
+    """Has no ``return`` in ``prepare``."""
+
+    async def prepare(self, batch: Batch, groups: Sequence[Group], learners: Mapping[str, Any]) -> Metrics:
+        await super().prepare(batch, groups, learners)
+        return None  # type: ignore[return-value]
+
+
 SMALL_GROUPS = GRPO(group_size=3, advantage=GroupAdvantage(divide_by_std=False), minibatches=3)

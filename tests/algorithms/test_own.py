@@ -40,6 +40,30 @@ def test_its_column_must_be_read_and_its_loss_needs_the_column(tiny_model: Path)
         toy_recipe(tiny_model, algorithm={"type": "grpo", "loss": f"{OWN}:Surprising"})
 
 
+def test_an_algorithm_whose_prepare_returns_no_metrics_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = toy_recipe(tiny_model, steps=1, algorithm=f"{OWN}:Forgetful", evaluation={"enabled": False})
+    with pytest.raises(DataError, match=r"Forgetful\.prepare \(.*own.py:\d+\) must return Metrics, .*, not a NoneType"):
+        run.start(recipe, tmp_path / "run")
+
+
+def test_roles_and_fills_of_an_algorithm_have_their_types() -> None:
+    class Method(GRPO):
+        def roles(self) -> Any:  # type: ignore[override]
+            return {}
+
+    class Lists(GRPO):
+        @property
+        def fills(self) -> Any:
+            return ["surprise"]
+
+    with pytest.raises(
+        ConfigError, match=r"algorithm = .*Method: `roles` must be a dict of roles by name; write @prop"
+    ):
+        Method()
+    with pytest.raises(ConfigError, match=r"algorithm = .*Lists has `fills` = \['surprise'\], which must be a set"):
+        Lists()
+
+
 @pytest.mark.parametrize("names", [["advantages"], "advantages"])
 def test_columns_that_are_no_set_of_names_are_refused(names: Any) -> None:
     class Lists(PolicyLoss):

@@ -5,7 +5,7 @@ Every column that a loss or an estimator reads must be filled by a part. And eve
 estimator, a critic, a teacher) must have an effect: followed back from the main loss, one of its columns must be read.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,13 @@ class _Part:
 
 def problems(algorithm: Algorithm) -> Iterator[str]:
     """Yield a description of each problem."""
-    parts = list[_Part]()
+    parts, name = list[_Part](), f"algorithm = {Component(ALGORITHMS).name_of(type(algorithm))}"
+    if not isinstance(algorithm.roles, Mapping):
+        yield f"{name}: `roles` must be a dict of roles by name; write @property above `def roles`"
+        return
+    if wrong := _not_names(algorithm, "fills"):
+        yield f"{name} has {wrong}"
+        return
     for role in algorithm.roles.values():
         if (loss := role.loss) is None:
             continue
@@ -56,7 +62,7 @@ def problems(algorithm: Algorithm) -> Iterator[str]:
                 f"{setting} compares the answers to a task, so with algorithm.group_size = 1 it is always 0; set "
                 "group_size to 2 or more, or choose another advantage"
             )
-    parts.append(_Part(f"algorithm = {Component(ALGORITHMS).name_of(type(algorithm))}", frozenset(), algorithm.fills))
+    parts.append(_Part(name, frozenset(), algorithm.fills))
 
     given = {"rollout_logprobs"} if isinstance(algorithm, OnlineAlgorithm) else set[str]()
     filled = given.union(*(part.fills for part in parts))

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from whet.base.errors import WhetError
+from whet.base.errors import DataError, WhetError
 from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
 from whet.checkpoint.background import BackgroundSave
@@ -30,6 +30,7 @@ from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace, write_played
 from whet.metrics.sinks import OpenSinks
 from whet.processes.compute import compute
+from whet.processes.user_code import place_of
 from whet.run.feed import Feed
 from whet.run.folder import Place
 from whet.run.log import seconds_by_phase
@@ -176,7 +177,13 @@ class Run:
         batch = await compute(policy.batch, groups)
         scorers = self.scorers if policy is self.policy else policy.learners
         with PROGRESS.within(_ACTIVITIES["score"]), self.clock.phase("score"):
-            self.metrics.merge(await self.recipe.algorithm.prepare(batch, groups, scorers), prefix=policy.prefix)
+            metrics = await called(self.recipe.algorithm.prepare, batch, groups, scorers)
+            if not isinstance(metrics, Metrics):
+                raise DataError(
+                    f"{place_of(type(self.recipe.algorithm), 'prepare')} must return Metrics, as in `return await "
+                    f"super().prepare(batch, groups, learners)`, not a {type(metrics).__name__}"
+                )
+            self.metrics.merge(metrics, prefix=policy.prefix)
         return batch
 
     async def minibatches(self, batch: Batch, step: int) -> AsyncIterator[Batch]:
