@@ -3,8 +3,9 @@
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -500,15 +501,33 @@ def test_more_pending_rollouts_than_the_new_budget_start_nothing_further(tiny_mo
     asyncio.run(go())
 
 
-def test_a_filter_that_returns_no_group_is_named_with_its_place(tiny_model: Path) -> None:
+def _emptied(group: Group) -> Group:
+    return replace(group, episodes=[])
+
+
+def _rewarded(group: Group) -> Group:
+    group.episodes[0].reward = "good"  # type: ignore[assignment]
+    return group
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda group: len(group.episodes) > 1, "must return the group, or None to drop it, not True"),
+        (_emptied, "returns a group without episodes; it must return None to drop the group"),
+        (_rewarded, "is 'good'; it must be a finite number"),
+    ],
+)
+def test_a_filter_that_returns_no_group_is_named_with_its_place(
+    tiny_model: Path, made: Callable[[Group], Any], words: str
+) -> None:
     class Keeps(Filter):
         def __call__(self, group: Group) -> Group | None:
-            return len(group.episodes) > 1  # type: ignore[return-value]
+            return made(group)  # type: ignore[no-any-return]
 
     async def go() -> None:
         async with source(tiny_model, filters=[Keeps()]) as rollouts:
-            words = r"Keeps\.__call__ \(.*test_source\.py:\d+\) must return the group, or None to drop it, not True"
-            with pytest.raises(DataError, match=words):
+            with pytest.raises(DataError, match=rf"Keeps\.__call__ \(.*test_source\.py:\d+\) {words}"):
                 await rollouts.next_groups()
 
     asyncio.run(go())

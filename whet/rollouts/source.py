@@ -46,6 +46,7 @@ from whet.rollouts.group_metrics import count_group
 from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.ledger import UNKNOWN, Entry, Ledger, Outcome
 from whet.rollouts.tickets import Permits, Ticket, may_come_next
+from whet.tasks.base import checked_score
 
 log = logging.getLogger(__name__)
 
@@ -289,9 +290,13 @@ class RolloutSource:
             kept: object = keep(group)
             if kept is None:
                 return None, type(keep).__name__
+            where = place_of(type(keep), "__call__")
             if not isinstance(kept, Group):
-                where = place_of(type(keep), "__call__")
                 raise DataError(f"{where} must return the group, or None to drop it, not {reprlib.repr(kept)}")
+            if not kept.episodes:
+                raise DataError(f"{where} returns a group without episodes; it must return None to drop the group")
+            for episode in kept.episodes:
+                episode.reward = checked_score("reward", episode.reward, f"of {group.uid} after {where}")
             group = kept
         return group, ""
 
