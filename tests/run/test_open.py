@@ -136,6 +136,8 @@ def test_wrong_arguments_of_a_loop_of_ones_own_are_named(tiny_model: Path, tmp_p
             (lambda: policy.sample(tasks, n=1.5), "n is 1.5; give a whole number"),
             (lambda: policy.batch([]), r"batch takes a list of groups, as sample returns, not \[\]"),
             (lambda: policy.batch(groups[0].episodes), "batch takes a list of groups"),
+            (lambda: policy.batch(groups[0]), "batch takes a list of groups, .* not Group"),
+            (lambda: run.tasks.next(-1), "next returns n tasks, and n is -1; give a whole number from 1 on"),
             (lambda: policy.update(groups, PolicyLoss()), "update takes a batch, .* not a list"),
             (lambda: policy.update(batch, PolicyLoss), "update takes a loss, .* not the class PolicyLoss; call it"),
             (lambda: policy.update(batch, "policy"), "update takes a loss, .* not a str"),

@@ -44,6 +44,8 @@ class Tasks(Sequence[Task]):
 
     def next(self, n: int) -> list[Task]:
         """Return the next ``n`` tasks."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise DataError(f"next returns n tasks, and n is {n!r}; give a whole number from 1 on")
         return [self._tasks[self._order.next()] for _ in range(n)]
 
     def __len__(self) -> int:

@@ -102,7 +102,7 @@ class Policy:
     def batch(self, groups: Sequence[Group]) -> Batch:
         """Lay out the tokens of the groups, prompts shared where the model can. Groups with a failed episode are left
         out, with a warning, and so is what other policies did. Raises ``DataError`` where nothing is left."""
-        if not groups or not all(isinstance(group, Group) for group in groups):
+        if not groups or isinstance(groups, Group) or not all(isinstance(group, Group) for group in groups):
             raise DataError(f"batch takes a list of groups, as sample returns, not {reprlib.repr(groups)}")
         whole = [group for group in groups if not _failed(group)]
         if len(whole) < len(groups):
