@@ -196,7 +196,7 @@ def served(routes: dict[str, Answer]) -> Iterator[str]:
 
 UNFILTERED = {"token_ids": [5], "finish_reason": "length", "logprobs": {"content": [{"logprob": -2.0}]}}
 REFUSED = [
-    ({"/health": None}, {}, "/health gives HTTP 404"),
+    ({"/health": None}, {}, "another program answers there"),
     ({"/weight_info": None}, {}, "takes no new weights.*VLLM_SERVER_DEV_MODE=1"),
     ({"/v1/models": {"data": [{"id": "a"}, {"id": "b"}]}}, {}, "serves a, b; set generator.model"),
     ({}, {"model": "large"}, "serves tiny; set generator.model"),

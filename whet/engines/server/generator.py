@@ -268,9 +268,12 @@ class ServerGenerator:
         """Return when the server answers."""
         while (status := await client.status("/health")) != 200:
             if not self._returns:
-                why = "nothing answers" if status == 0 else f"/health gives HTTP {status}"
+                where = f"at {self.url} (of {', '.join(self.config.urls)})"
+                if status == 0:
+                    raise ConfigError(f"generator.urls: nothing answers {where}; start the servers first")
                 raise ConfigError(
-                    f"generator.urls: {why} at {self.url} (of {', '.join(self.config.urls)}); start the servers first"
+                    f"generator.urls: /health gives HTTP {status} {where}; if your server has started, another program "
+                    "answers there"
                 )
             await asyncio.sleep(_RETURNS)
 
