@@ -297,6 +297,32 @@ def test_a_model_without_vision_refuses_rows_with_images_before_the_first_step(f
         SupervisedRows(path=write(folder, *rows)).groups(Renderer(load_tokenizer(vision)))
 
 
+def test_a_model_with_vision_warns_where_no_row_has_an_image(
+    folder: Path, vision: ModelConfig, caplog: pytest.LogCaptureFixture
+):
+    renderer = Renderer(load_tokenizer(vision), images=load_images(vision))
+    row = {"prompt": "<image>What?", "completion": "That.", "photo": "blue.png"}
+    warning = "no row has an image, although model.vision is set"
+    SupervisedRows(path=write(folder, row), columns={"images": "photo"}).groups(renderer)
+    assert warning not in caplog.text
+    SupervisedRows(path=write(folder, row)).groups(renderer)
+    assert caplog.text.count(warning) == 1
+
+
+def test_an_image_that_the_processor_refuses_is_named_with_its_row(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+):
+    model = tmp_path_factory.mktemp("qwen")
+    save_tiny_vision(model, "qwen2_5_vl")
+    config = ModelConfig(path=str(model), vision="frozen")
+    renderer = Renderer(load_tokenizer(config), images=load_images(config))
+    Image.new("RGB", (1, 900)).save(folder / "line.png")
+    path = write(folder, {"prompt": "?", "completion": "!", "image": "line.png"})
+    groups = SupervisedRows(path=path, test_size=0).groups(renderer)["train"]
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: .*processor can't read an image of 1 x 900 pixels: .*ratio"):
+        groups[0]
+
+
 @pytest.mark.parametrize("duplicates", ["drop", "drop_near", "drop_questions"])
 def test_prepared_rows_hold_their_images_and_equal_images_are_duplicates(
     folder: Path, vision: ModelConfig, duplicates: str

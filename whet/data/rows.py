@@ -224,10 +224,18 @@ class PromptRows(FileRows):
 
 
 def check_rows(rows: Iterable[Example], renderer: Renderer) -> None:
-    """Raise ``DataError`` naming the first row with an image, if the renderer takes none."""
-    for row in rows if renderer.images is None else ():
+    """Raise ``DataError`` naming the first row with an image, if the renderer takes none; if it takes them, warn where
+    no row has one."""
+    for row in rows:
         if image_urls(row.question) or any(image_urls(answer.messages) for answer in row.answers):
-            raise DataError(f"{row.where}: the row has an image; set model.vision, with a model that reads images")
+            if renderer.images is None:
+                raise DataError(f"{row.where}: the row has an image; set model.vision, with a model that reads images")
+            return
+    if renderer.images is not None:
+        log.warning(
+            "no row has an image, although model.vision is set; if another column than images or image holds them, name "
+            "it: data.columns={images: COLUMN}"
+        )
 
 
 def judged(group: Group, renderer: Renderer) -> Group:

@@ -159,10 +159,14 @@ class ImageProcessor:
 
     def _process(self, url: str) -> dict[str, Tensor]:
         image = open_image(url).convert("RGB")
-        with self._lock:
-            made = self._processor(
-                text=self._processor.image_token, images=[image], add_special_tokens=False, return_tensors="pt"
-            )
+        try:
+            with self._lock:
+                made = self._processor(
+                    text=self._processor.image_token, images=[image], add_special_tokens=False, return_tensors="pt"
+                )
+        except ValueError as error:
+            size = f"{image.width} x {image.height}"
+            raise DataError(f"the model's processor can't read an image of {size} pixels: {error}") from error
         return dict(made)
 
 
