@@ -1,9 +1,14 @@
 """Thoughts are opened, left out or ended by a budget; what is written for the model is never trained."""
 
 import asyncio
+import math
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.tiny import tiny_tokenizer
+from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
 from whet.chat.thinking import split_thinking
 from whet.core.types import Message
@@ -36,6 +41,25 @@ def said(generator: Scripted, **settings: Any) -> tuple[Session, Message]:
 
 def written(session: Session) -> list[tuple[str, bool]]:
     return [(RENDERER.decode(span.tokens), span.trained) for span in session.spans[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"finish_reason": "max_tokens"}, "the finish_reason 'max_tokens'; it must be one of stop, length, aborted"),
+        ({"logprobs": [-1.0]}, "5 tokens with 1 log-probs"),
+        ({"logprobs": [math.nan] * 5}, "a log-prob that is not finite"),
+        (None, "a dict, not a Completion"),
+    ],
+)
+def test_an_engine_that_returns_something_else_is_named(change: dict[str, Any] | None, problem: str) -> None:
+    class Other(Scripted):
+        async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+            completion = await super().sample(prompt, params, session)
+            return {} if change is None else replace(completion, **change)  # type: ignore[return-value]
+
+    with pytest.raises(DataError, match=f"sample of the engine returned {problem}"):
+        said(Other("four"))
 
 
 def test_a_budget_ends_the_thoughts_and_the_answer_follows() -> None:

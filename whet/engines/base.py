@@ -7,12 +7,13 @@
 For example: ``Completion(tokens=[57, 2], logprobs=[-0.3, 0.0], versions=(3, 3), finish_reason="stop")``.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
-from whet.base.errors import ConfigError, WhetError
+from whet.base.errors import ConfigError, DataError, WhetError
 from whet.core.types import Distribution
 from whet.metrics import Metrics
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 M = TypeVar("M", covariant=True)
+FinishReason = Literal["stop", "length", "aborted"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,11 +65,27 @@ class Completion:
     tokens: list[int]
     logprobs: list[float]  # [len(tokens)], under the sampling distribution
     versions: tuple[int, int]  # oldest and newest version of the weights that sampled them
-    finish_reason: Literal["stop", "length", "aborted"]
+    finish_reason: FinishReason
     cached: int = 0  # prompt tokens that were in the prefix cache
     likeliest: list[dict[int, float]] = field(default_factory=list)  # per token: the likeliest tokens, or the tokens
     # that were asked for, and their log-probs at temperature 1 without filters
     experts: "Ids | None" = None  # [prompt + tokens, layers, k], if recorded; the last token has none
+
+
+def check_completion(completion: object) -> None:
+    """Raise ``DataError`` for what no engine may return: a reply that was cut would count as a whole one, and a number
+    that is not finite would be compared with the learner's."""
+    if not isinstance(completion, Completion):
+        problem = f"a {type(completion).__name__}, not a Completion"
+    elif completion.finish_reason not in (reasons := get_args(FinishReason)):
+        problem = f"the finish_reason {completion.finish_reason!r}; it must be one of {', '.join(reasons)}"
+    elif len(completion.tokens) != len(completion.logprobs):
+        problem = f"{len(completion.tokens)} tokens with {len(completion.logprobs)} log-probs"
+    elif not all(map(math.isfinite, completion.logprobs)):
+        problem = "a log-prob that is not finite"
+    else:
+        return
+    raise DataError(f"sample of the engine returned {problem}")
 
 
 def prompt_metrics(tokens: int, cached: int) -> Metrics:

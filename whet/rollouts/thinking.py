@@ -12,7 +12,7 @@ from whet.chat.renderer import Renderer
 from whet.chat.thinking import CLOSE, OPEN, is_open
 from whet.core.expert_ids import encode
 from whet.core.types import Span
-from whet.engines.base import Completion, SamplingParams
+from whet.engines.base import Completion, SamplingParams, check_completion
 from whet.rollouts.sampling import Sampling
 
 _TAIL = 16  # number of tokens before a reply in which a chat template may open thoughts
@@ -84,6 +84,7 @@ def _stopped(before: list[int], answer: Completion, stops: Sequence[str], render
 
 
 def _sampled(completion: Completion) -> Span:
+    check_completion(completion)
     span = Span(completion.tokens, True, completion.logprobs, completion.versions)
     if completion.experts is not None:
         span.experts = encode(completion.experts[len(completion.experts) - len(span.tokens) :])
