@@ -233,8 +233,8 @@ def check_rows(rows: Iterable[Example], renderer: Renderer) -> None:
             return
     if renderer.images is not None:
         log.warning(
-            "no row has an image, although model.vision is set; if another column than images or image holds them, name "
-            "it: data.columns={images: COLUMN}"
+            "no row has an image, although model.vision is set; if another column than images or image holds them, "
+            "name it: data.columns={images: COLUMN}"
         )
 
 
