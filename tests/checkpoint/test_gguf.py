@@ -155,7 +155,12 @@ def test_other_models_and_tokenizers_are_refused_in_words(tmp_path: Path) -> Non
     cut = tokenizer_for()
     cut.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     for number, (model, tokenizer, problem) in enumerate(
-        [(sliding, None, "sliding window"), (yarn, None, "type 'yarn'"), (tiny_llama(VOCAB), cut, "cuts text in a way")]
+        [
+            (sliding, None, "sliding window"),
+            (yarn, None, "type 'yarn'"),
+            (tiny_llama(VOCAB, hidden_act="relu"), None, "with silu, not 'relu'"),
+            (tiny_llama(VOCAB), cut, "cuts text in a way"),
+        ]
     ):
         folder = saved(tmp_path / str(number), model, tokenizer)
         with pytest.raises(ConfigError, match=problem):

@@ -55,6 +55,8 @@ def check_gguf(config: "PretrainedConfig") -> None:
         )
     if rope.get("rope_type", "default") not in ("default", "llama3"):
         raise ConfigError(f"GGUF: rotary embeddings of type {rope['rope_type']!r} can't be written; leave out --gguf")
+    if config.hidden_act != "silu":
+        raise ConfigError(f"GGUF: llama.cpp computes {kind} models with silu, not {config.hidden_act!r}")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ConfigError(f"GGUF: this {kind} model has layers with a sliding window, which llama.cpp lacks there")
 
