@@ -16,6 +16,7 @@ from whet.core.types import Episode, Span, Task, Trajectory
 from whet.fetch.artifacts import register
 from whet.fetch.images import open_image
 from whet.run.scores import Report, counts
+from whet.show.evaluation import print_reports
 
 Answer = tuple[int, Any]
 
@@ -258,6 +259,7 @@ def test_answers_of_an_endpoint_that_counts_no_tokens_have_no_length(
         (503, {}, "gave no reply in 6 attempts: HTTP 503"),
         (400, {"error": "longer than the context of 512"}, "lower sampling.max_new_tokens"),
         (200, {"error": "out of credits"}, "KeyError: 'choices', in the answer '{\"error\": \"out of credits\"}'"),
+        (200, {**says("8")[1], "usage": {"completion_tokens": 10**12}}, "ValueError: 1000000000000 completion_tokens"),
         (200, {"choices": [{"message": {"content": 8}}]}, "ValueError: must be a text or a list of parts of text"),
     ],
 )
@@ -269,6 +271,24 @@ def test_an_endpoint_that_gives_no_answer_is_an_error(
     endpoint.answers = lambda _: (status, body)
     assert evaluated(endpoint.url, "--on", "gsm8k") in (1, 2)
     assert message in capsys.readouterr().err
+
+
+def test_sets_with_different_numbers_of_answers_share_no_measure_of_one_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shares = {"one": 1, "four": 4}
+    reports = {
+        name: Report(10, samples, 0.5, 0.2, 0.8, 0.5, 7.0, 0.0, pass_at={samples: 0.6 + samples / 10})
+        for name, samples in shares.items()
+    }
+    print_reports("model", reports, None, None)
+    shown = capsys.readouterr().out
+    assert "avg@k" in shown
+    assert "pass@k" in shown
+    assert "@4" not in shown
+    row = next(line for line in shown.splitlines() if "four" in line)
+    assert [cell.strip() for cell in row.strip("│ ").split("│")][:4] == ["four", "10", "4", "50.0%"]
+    assert "100.0%" in row
 
 
 def test_wrong_words_are_refused(

@@ -20,7 +20,7 @@ from whet.rollouts.watched import Watch
 if TYPE_CHECKING:
     import httpx
 
-_DEADLINE, _RETRIES, _MOST_BYTES = 600.0, 5, 50_000_000
+_DEADLINE, _RETRIES, _MOST_BYTES, _MOST_TOKENS = 600.0, 5, 50_000_000, 10_000_000
 _REPEAT = (408, 409, 425, 429, 500, 502, 503, 504)
 _SHORTER = "; if the context is too short for the prompt and its answer, lower sampling.max_new_tokens"
 
@@ -73,6 +73,8 @@ class RemoteModel:
                 values = json.loads(answer.text)
                 choice, usage = values["choices"][0], values.get("usage") or {}
                 tokens = int(usage.get("completion_tokens") or 0)
+                if not 0 <= tokens <= _MOST_TOKENS:
+                    raise ValueError(f"{tokens} completion_tokens")
                 return RemoteReply(_received(choice["message"]), tokens, choice.get("finish_reason") == "length")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 reason = f"{type(error).__name__}: {error}, in the answer {answer.text[:200]!r}"

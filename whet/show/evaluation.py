@@ -62,13 +62,16 @@ def _measures(report: Report) -> dict[str, float]:
 
 
 def _print_sets(target: str, reports: Reports, against: str | None, others: Reports | None) -> None:
-    most = max(report.samples for report in reports.values())
+    counts = {report.samples for report in reports.values()}
+    most, differ = max(counts), len(counts) > 1
+    k = "k" if differ else str(most)
     votes = {"pass": lambda r: r.pass_at, "maj": lambda r: r.majority_at, "cons": lambda r: r.consensus_at}
-    head = ["tasks", f"avg@{most}" if most > 1 else "accuracy", "95%"]
-    head += [f"{name}@{most}" for name in votes] if most > 1 else []
+    head = ["tasks", *(["k"] if differ else []), f"avg@{k}" if most > 1 else "accuracy", "95%"]
+    head += [f"{name}@{k}" for name in votes] if most > 1 else []
     table = Table(Column("set", no_wrap=True), *head, "tokens", "cut")
     for name, report in reports.items():
-        row = [name, str(report.n), f"{report.accuracy:.1%}", f"{report.low:.0%}-{report.high:.0%}"]
+        row = [name, str(report.n), *([str(report.samples)] if differ else []), f"{report.accuracy:.1%}"]
+        row.append(f"{report.low:.0%}-{report.high:.0%}")
         if most > 1:
             values = [vote(report).get(report.samples) for vote in votes.values()]
             row += ["" if value is None else f"{value:.1%}" for value in values]
