@@ -5,6 +5,7 @@ import torch
 
 from tests.learner.parts import Poisoned, PolicyGradient, assert_same, cut, some_batch, weights, whole, worker
 from whet.base.errors import WhetError
+from whet.learner.config import OptimizerConfig
 from whet.learner.dump import read_dump
 
 pytestmark = pytest.mark.usefixtures("learner_type")
@@ -43,6 +44,14 @@ def test_skips_in_a_row_end_the_run_and_say_where_the_batch_is(llama, tmp_path):
     dumps = sorted((tmp_path / "dumps").iterdir())
     assert len(dumps) == 3
     assert str(dumps[-1]) in str(caught.value)
+
+
+def test_weights_that_a_step_damaged_are_not_saved(llama, tmp_path):
+    learner = worker(llama, precision="float32", optimizer=OptimizerConfig(lr=1e39))
+    assert not learner.update(whole(some_batch()), PolicyGradient()).skipped
+    with pytest.raises(WhetError, match="after optimizer step 1 the weights have NaN or infinite numbers, first in"):
+        learner.state.save(tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_dump_brings_the_batch_back_and_replays_it(llama, tmp_path):

@@ -19,6 +19,7 @@ from tests.tiny import tiny_tokenizer
 from whet.base.errors import WhetError
 from whet.checkpoint.export import export
 from whet.checkpoint.store import CheckpointStore
+from whet.parallel.parameters import local
 
 
 @torch.compiler.set_stance("force_eager")  # of the optimizer with moments in 8 bits
@@ -57,6 +58,20 @@ def load_error(rendezvous: str, rank: int, case: Case, folder: Path) -> tuple[st
         worker.state.load(folder)
     after = full_weights(worker)
     return str(caught.value), all(torch.equal(before[name], after[name]) for name in before)
+
+
+def save_damaged(rendezvous: str, rank: int, case: Case, folder: Path) -> tuple[str, str]:
+    """Return the errors of both kinds of saving where a weight on the last rank is not finite."""
+    worker = build(case, rendezvous, rank)
+    if rank == case.ranks - 1:
+        with torch.no_grad():
+            [part for _, tensor in worker.module.by_name() if (part := local(tensor)).numel()][-1].fill_(torch.nan)
+    errors = []
+    for save in (worker.state.save, worker.state.begin_save):
+        with pytest.raises(WhetError) as caught:
+            save(folder)
+        errors.append(str(caught.value))
+    return errors[0], errors[1]
 
 
 def save_twice(rendezvous: str, rank: int, case: Case, stopped: Path, background: Path) -> None:

@@ -20,6 +20,7 @@ from tests.parallel.saving import (
     folders,
     load_error,
     resume,
+    save_damaged,
     save_twice,
 )
 from whet.base.errors import WhetError
@@ -110,6 +111,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused_on_all_ranks(models, tmp_path
         for message, unchanged in on_ranks(2, load_error, two, folder):
             assert words in message
             assert unchanged
+
+
+def test_a_weight_that_is_not_finite_on_one_rank_is_saved_by_none(models, tmp_path):
+    case = Case(models["qwen"], TWO)
+    for errors in on_ranks(2, save_damaged, case, tmp_path):
+        assert all("after optimizer step 0 the weights have NaN or infinite numbers" in error for error in errors)
+    assert not any(tmp_path.iterdir())
 
 
 def test_files_of_several_ranks_are_exported_to_one_model_folder(models, tmp_path):

@@ -168,6 +168,17 @@ def test_the_probe_notices_what_a_digest_of_the_parameters_cannot(
     asyncio.run(go())
 
 
+def test_weights_that_a_step_damaged_are_the_learners_fault(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        damaging = {"learner": {"precision": "float32"}, "optimizer": {"lr": 1e39}}
+        async with parts(tiny_model, tmp_path, **damaging) as (learner, generator, sync):
+            await learn_something(learner)
+            with pytest.raises(RefitError, match="its weights have NaN or infinite numbers"):
+                await sync.publish(learner, generator, 1)
+
+    asyncio.run(go())
+
+
 def test_the_proofs_can_be_turned_off(tiny_model: Path, tmp_path: Path) -> None:
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, generator, sync):

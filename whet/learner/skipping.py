@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from whet.base.errors import WhetError
@@ -15,6 +14,7 @@ from whet.learner.dump import write_dump
 from whet.learner.state import Progress
 from whet.losses.base import Loss
 from whet.parallel.mesh import Ranks, fail_together
+from whet.parallel.parameters import first_not_finite
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,8 +72,3 @@ class SkippedStep:
 
 def _where(folder: Path | None) -> str:
     return "set a folder for dumps to keep its batch" if folder is None else f"its batch is in {folder}"
-
-
-def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Return the first name whose tensor has a nan or an infinity."""
-    return next((name for name, tensor in named if not bool(torch.isfinite(tensor).all())), None)

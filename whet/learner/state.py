@@ -38,7 +38,7 @@ from whet.learner.optimizer_state import (
 from whet.learner.sharded_files import described, fill, write_pieces
 from whet.models.fit import match
 from whet.parallel.mesh import Ranks, fail_together
-from whet.parallel.parameters import persistent_buffers
+from whet.parallel.parameters import first_not_finite, persistent_buffers
 from whet.processes.threads import JobThread
 
 FACTS = "learner.json"
@@ -191,7 +191,18 @@ class LearnerState:
         weights, moments = self._changing(), []
         if self._optimizer is not None:
             moments = [pieces(state_of(self._optimizer, tensor), name) for name, tensor in weights.items()]
-        return self._stored(weights), self._stored({name: piece for state in moments for name, piece in state.items()})
+        stored = self._stored(weights)
+        self._check_finite(stored)
+        return stored, self._stored({name: piece for state in moments for name, piece in state.items()})
+
+    def _check_finite(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise if the last optimizer step damaged the weights; the loss of the next one would only show it later."""
+        with fail_together(self._ranks, "saving"):
+            if name := first_not_finite(weights.items()):
+                raise WhetError(
+                    f"after optimizer step {self.progress.step} the weights have NaN or infinite numbers, first in "
+                    f"{name}, so they are not saved; lower optimizer.lr, and resume from the last checkpoint"
+                )
 
     def _stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors as they are in files."""

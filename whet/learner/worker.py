@@ -36,7 +36,7 @@ from whet.learner.optimizer_state import make_moments, move_moments
 from whet.learner.passes import forward, forward_backward, measure, seeded_dropout
 from whet.learner.precision import set_matmul_precision, with_precision
 from whet.learner.profiler import Profiler
-from whet.learner.skipping import SkippedStep, first_not_finite
+from whet.learner.skipping import SkippedStep
 from whet.learner.state import LearnerState, Progress
 from whet.losses.base import Loss
 from whet.metrics import Metrics
@@ -47,6 +47,7 @@ from whet.models.device import be_deterministic, choose_device
 from whet.models.moe.routing import follow_routes
 from whet.parallel.fsdp import reshard
 from whet.parallel.mesh import Ranks, join
+from whet.parallel.parameters import first_not_finite
 from whet.weights.named_weights import requested_weights
 from whet.weights.sender import Sender
 from whet.weights.shared_memory import settle

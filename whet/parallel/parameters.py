@@ -122,6 +122,17 @@ def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{inside}.{name}" if inside else name, buffer
 
 
+def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Return the first name whose tensor has a nan or an infinity in its part on this rank."""
+    return next((name for name, tensor in named if not _is_finite(local(tensor))), None)
+
+
+def _is_finite(part: Tensor) -> bool:
+    if not part.is_floating_point() or not part.numel():
+        return True
+    return bool(torch.linalg.vector_norm(part, math.inf).isfinite())  # takes no memory, as part.isfinite() would
+
+
 def squared_norm(gradients: Iterable[Tensor], ranks: int) -> Tensor:
     """Return this rank's share, [] float64, of the squared Euclidean norm of all gradients; the shares of all ``ranks``
     sum to it. A piece that several ranks hold counts on each of them in part."""

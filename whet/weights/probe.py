@@ -26,6 +26,11 @@ async def compare_decoding(
     config's tolerance."""
     batch = await compute(_batch, prompt, tokens, distribution or Distribution())
     scored = (await learner.score(batch, {"logprobs"}))["logprobs"]
+    if not bool(scored.isfinite().all()):
+        raise RefitError(
+            "the learner's log-probs are not finite after its last optimizer step, so its weights have NaN or infinite "
+            "numbers; lower optimizer.lr, and resume from the last checkpoint"
+        )
     mean, largest = await compute(_difference, batch, scored, decoded)
     coarse = dtype in (torch.bfloat16, torch.float16) or learner.facts.precision == "bfloat16"
     tolerance = config.probe_tolerance or (0.25 if coarse else 1e-3)
