@@ -17,11 +17,17 @@ with extra("tasks", "a judge or a server of NeMo Gym"):
 
 T = TypeVar("T")
 _LONGEST_PAUSE = 10.0  # seconds between two attempts
+_LONGEST_ASKED = 60.0  # if the server says how long to wait
 
 
 class UnansweredError(Exception):
     """A request without a usable answer, which may be repeated: the connection broke, the deadline passed, the answer
     was too long, or the caller rejects it."""
+
+    def __init__(self, why: str, wait: float = 0.0) -> None:
+        """``wait``: the seconds that the server asks to wait before a repeat."""
+        super().__init__(why)
+        self.wait = wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,7 @@ class Answer:
 
     status: int
     text: str
+    wait: float = 0.0  # the seconds that the server asks to wait before a repeat
 
 
 class HttpClient:
@@ -104,7 +111,7 @@ class HttpClient:
             await answer.aclose()
         if cookies is not None:
             cookies.extract_cookies(answer)
-        return Answer(answer.status_code, content.decode("utf-8", "replace"))
+        return Answer(answer.status_code, content.decode("utf-8", "replace"), _wait(answer.headers))
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -117,13 +124,20 @@ def get_json(url: str, deadline: float) -> object:
 
 async def retried(attempt: Callable[[int], Awaitable[T]], retries: int, *name: int | str) -> T:
     """Return the result of ``attempt``, which is called with the number of the attempt, from 0, and again after an
-    ``UnansweredError``. Raises the last of these after ``retries`` repeats. Pauses are drawn from ``name``."""
+    ``UnansweredError``. Raises the last of these after ``retries`` repeats. Pauses are drawn from ``name``, and are not
+    shorter than what the server asks for, up to a minute."""
     for number in range(retries):
         try:
             return await attempt(number)
-        except UnansweredError:
-            await asyncio.sleep(pause(number + 1, *name))
+        except UnansweredError as error:
+            await asyncio.sleep(max(pause(number + 1, *name), min(error.wait, _LONGEST_ASKED)))
     return await attempt(retries)
+
+
+def _wait(headers: Mapping[str, str]) -> float:
+    """Return the seconds of the header Retry-After; 0 without one, or with a date."""
+    value = headers.get("retry-after", "")
+    return float(value) if value.isdecimal() else 0.0
 
 
 def pause(attempt: int, *name: int | str) -> float:

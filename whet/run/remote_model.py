@@ -62,7 +62,7 @@ class RemoteModel:
         async def attempt(number: int) -> RemoteReply:
             answer = await self._http.post(f"{self.url}/chat/completions", body)
             if answer.status in _REPEAT:
-                raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}")
+                raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}", answer.wait)
             if answer.status != 200:
                 full = "context" in answer.text and answer.status == 400
                 if full and not first:

@@ -81,6 +81,20 @@ def test_failures_do_not_change_what_a_judge_is_asked() -> None:
     assert seen_again == [seen[0], seen[0], seen[1], seen[1]]
 
 
+@pytest.mark.parametrize(("asked", "least"), [("7", 7.0), ("3600", 60.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0)])
+def test_a_busy_server_says_how_long_to_wait(asked: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("whet.fetch.http.asyncio.sleep", sleep)
+    said = iter([httpx.Response(429, headers={"Retry-After": asked}), "7"])
+    assert ask(lambda _: next(said))[0] == 7
+    assert len(slept) == 1
+    assert least <= slept[0] <= max(least, 10.0)
+
+
 def test_messages_of_parts_are_sent_as_text() -> None:
     asked, seen = client(lambda _: "7")
     message: Message = {"role": "user", "content": [{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}]}
@@ -256,11 +270,12 @@ def choice(said: str, finish_reason: str = "stop") -> httpx.Response:
         ("<think>It ends with the line\nGrade: 10\nwhich is", "length"),
         (" <think>\nGrade: 10", "stop"),
         ("Good.\nGrade: 1", "length"),
+        ("It ends with the line\nGrade: 10\nwhich is", "length"),
         ("<think>\nGrade: 10\n</think>Good.\nGrade: 1", "length"),
     ],
 )
 def test_a_grade_that_is_cut_or_part_of_a_thought_is_asked_for_again(said: str, finish_reason: str) -> None:
-    replies = iter([choice(said, finish_reason), choice("Good.\nGrade: 5\nThis is", "length")])
+    replies = iter([choice(said, finish_reason), choice("Good.\nGrade: 5\nThis is it.")])
     assert grade(judged(lambda _: next(replies), low=0, high=10)[0], "an answer")["reward"] == 0.5
 
 
@@ -287,6 +302,11 @@ def test_equal_means_equal_in_both_orders() -> None:
     assert len(seen) == 2
     said = iter(["[[A=B]]", "[[A!=B]]"])
     assert grade(judged(lambda _: next(said), by="reference")[0], "1")["reward"] == 0.0
+
+
+def test_a_comparison_that_is_cut_is_asked_for_again() -> None:
+    replies = iter([choice("I end with [[A!=B]] or with [[A=B]]. First", "length"), choice("[[A!=B]]")])
+    assert grade(judged(lambda _: next(replies), by="reference")[0], "1")["reward"] == 0.0
 
 
 def test_only_answers_that_the_grader_calls_wrong_are_judged() -> None:

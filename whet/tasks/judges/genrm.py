@@ -102,7 +102,7 @@ class ComparedEnvironments(JudgeEnvironments):
     async def _ask(self, task: Task, first: str, second: str, name: str) -> Comparison:
         question = self._question(task, first, second)
         if self.tasks.judge.verdict == "text":
-            return await self.client.ask(question, read_comparison, name)
+            return await self.client.ask(question, read_comparison, name, whole=True)
         likes = (await self.client.choose(question, ("1", "2"), name))["1"]
         return Comparison(1 + 4 * likes, 5 - 4 * likes, 6 - 5 * likes)
 

@@ -84,11 +84,12 @@ class JudgeClient:
             self._line = HttpClient(judge.deadline, _MAX_BYTES, headers, transport)
 
     async def ask(
-        self, messages: Sequence[Message], read: Callable[[str], T | None], name: str, whole_lines: bool = False
+        self, messages: Sequence[Message], read: Callable[[str], T | None], name: str, whole: bool = False
     ) -> T:
         """Return the verdict that ``read`` extracts from the reply without its thought. If it returns None, or a limit
         cut the thought, the judge is asked again, with another seed and at a temperature above 0. ``name`` names the
-        judged answer and determines the seeds. ``whole_lines``: of a reply that a limit cut, the last line is not read.
+        judged answer and determines the seeds. ``whole``: a reply that a limit cut is not read, because what looks like
+        a verdict in it may be a part of one, or quoted from the answer or the question.
 
         Raises ``JudgeError`` if no reply could be read, ``AnswerRefusedError`` if the judge refuses these messages,
         and ``ConfigError`` if it refuses all requests.
@@ -101,8 +102,8 @@ class JudgeClient:
             text = text.rpartition("</think>")[2]
             if text.lstrip().startswith("<think>"):
                 raise UnansweredError("its thought was cut; raise max_tokens")
-            if whole_lines and choice.get("finish_reason") == "length":
-                text = text.rpartition("\n")[0]
+            if whole and choice.get("finish_reason") == "length":
+                raise UnansweredError("its reply was cut before its end; raise max_tokens")
             if (value := read(text)) is None:
                 raise UnansweredError(f"no verdict in {text[-200:]!r}")
             return value
@@ -161,7 +162,7 @@ class JudgeClient:
             self._works = True
             return answer
         if answer.status in _REPEAT:
-            raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}")
+            raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}", answer.wait)
         why = f"{self.name} refuses the request with HTTP {answer.status}: {answer.text[:300]}"
         if answer.status not in _ABOUT_THE_TEXT or body["messages"] == _GREETING:
             raise ConfigError(why)

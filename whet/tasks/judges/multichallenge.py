@@ -154,7 +154,7 @@ class RubricEnvironments(Environments[Rubric]):
         key = mark(before, answer, question)
         shown = CONVERSATION.format(mark=key, conversation=before) if self.tasks.show_conversation else ""
         text = CRITERION.format(mark=key, conversation=shown, answer=answer, question=question)
-        verdict = await self.client.ask(asked(text), read_verdict, f"{task.uid} {key}")
+        verdict = await self.client.ask(asked(text), read_verdict, f"{task.uid} {key}", whole=True)
         return verdict == criterion.pass_criteria
 
     def _scores(self, task: Task[Rubric], passed: Sequence[bool]) -> dict[str, float]:

@@ -203,7 +203,7 @@ class JudgedEnvironments(JudgeEnvironments):
             grade = float(grades[-1].replace("−", "-")) if grades else None
             return grade if grade is not None and tasks.low <= grade <= tasks.high else None
 
-        grade = await self.client.ask(asked(text), read, task.uid, whole_lines=True)  # a cut 10 would be a 1
+        grade = await self.client.ask(asked(text), read, task.uid, whole=True)
         return (grade - tasks.low) / (tasks.high - tasks.low)
 
     async def _equal(self, task: Task, answer: str) -> float:
@@ -214,7 +214,7 @@ class JudgedEnvironments(JudgeEnvironments):
         for first, second in ((answer, gold), (gold, answer)):
             key = mark(question, first, second)
             text = EQUAL.format(mark=key, question=question, first=first, second=second)
-            if not await self.client.ask(asked(text), _same, f"{task.uid} {key}"):
+            if not await self.client.ask(asked(text), _same, f"{task.uid} {key}", whole=True):
                 return 0.0
         return 1.0
 
