@@ -44,6 +44,17 @@ def test_a_recipe_trains_with_it_and_every_refit_is_proven(
     assert all(line["time/generator/prompt_tokens"] > 0 for line in steps)
 
 
+class NothingBuilt(ToyConfig):
+    def build_replica(self, model: Any, tokenizer: Any, deployment: Any) -> Any:
+        return None
+
+
+def test_settings_that_build_no_engine_are_named(tiny_model: Path, tmp_path: Path) -> None:
+    nothing = {"type": f"{__name__}:NothingBuilt"}
+    with pytest.raises(ConfigError, match=r"NothingBuilt.build_replica \(.*\) must return an engine .* not a NoneType"):
+        run.start(recipe(tiny_model, generator=nothing), tmp_path / "run")
+
+
 def test_a_weight_that_it_loses_stops_the_run(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

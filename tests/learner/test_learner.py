@@ -10,6 +10,7 @@ import torch
 
 from tests.learner.parts import (
     ADAMW,
+    VOCABULARY,
     BestOfGroup,
     Poisoned,
     PolicyGradient,
@@ -53,6 +54,15 @@ def test_columns_come_back_in_the_order_of_the_batch(llama):
     found = with_learner(config(llama), lambda learner: learner.score(batch, {"logprobs", "entropy"}))
     for name, column in expected.items():
         torch.testing.assert_close(found[name], column, atol=1e-6, rtol=0)
+
+
+def test_a_token_that_the_model_does_not_have_is_named(llama):
+    batch = some_batch()
+    batch.tokens[-1] = VOCABULARY
+    words = f"the batch has token {VOCABULARY}, and the model .* has only {VOCABULARY} tokens"
+    for call in (lambda it: it.score(batch, {"logprobs"}), lambda it: it.update(batch, PolicyGradient())):
+        with pytest.raises(DataError, match=words):
+            with_learner(config(llama), call)
 
 
 @pytest.mark.parametrize(

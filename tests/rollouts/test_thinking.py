@@ -48,7 +48,13 @@ def written(session: Session) -> list[tuple[str, bool]]:
     [
         ({"finish_reason": "max_tokens"}, "the finish_reason 'max_tokens'; it must be one of stop, length, aborted"),
         ({"logprobs": [-1.0]}, "5 tokens with 1 log-probs"),
-        ({"logprobs": [math.nan] * 5}, "a log-prob that is not finite"),
+        ({"logprobs": [math.nan] * 5}, "a log-prob that is not a finite number"),
+        ({"logprobs": ["-1.0"] * 5}, "a log-prob that is not a finite number"),
+        ({"tokens": None}, "tokens or logprobs that are not a list"),
+        ({"tokens": [5.0] * 5}, "a token that is not an int"),
+        ({"tokens": [-3] * 5}, "token -3 or -3, which no vocabulary has"),
+        ({"tokens": [2**70] * 5}, "token .*, which no vocabulary has"),
+        ({"tokens": [5] * 101, "logprobs": [-1.0] * 101}, "101 tokens where max_new_tokens is 100"),
         (None, "a dict, not a Completion"),
     ],
 )

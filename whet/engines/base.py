@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", covariant=True)
 FinishReason = Literal["stop", "length", "aborted"]
+_MOST_TOKENS = 2**31  # ids are int32 in a batch, which is checked against the model's own vocabulary
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,17 +73,25 @@ class Completion:
     experts: "Ids | None" = None  # [prompt + tokens, layers, k], if recorded; the last token has none
 
 
-def check_completion(completion: object) -> None:
-    """Raise ``DataError`` for what no engine may return: a reply that was cut would count as a whole one, and a number
-    that is not finite would be compared with the learner's."""
+def check_completion(completion: object, most: int) -> None:
+    """Raise ``DataError`` for what no engine may return to a request of at most ``most`` tokens: a reply that was cut
+    would count as a whole one, and a number that is not finite would be compared with the learner's."""
     if not isinstance(completion, Completion):
         problem = f"a {type(completion).__name__}, not a Completion"
+    elif not all(isinstance(column, list) for column in (completion.tokens, completion.logprobs)):
+        problem = "tokens or logprobs that are not a list"
     elif completion.finish_reason not in (reasons := get_args(FinishReason)):
         problem = f"the finish_reason {completion.finish_reason!r}; it must be one of {', '.join(reasons)}"
     elif len(completion.tokens) != len(completion.logprobs):
         problem = f"{len(completion.tokens)} tokens with {len(completion.logprobs)} log-probs"
-    elif not math.isfinite(sum(completion.logprobs)):  # faster than one by one
-        problem = "a log-prob that is not finite"
+    elif len(completion.tokens) > most:
+        problem = f"{len(completion.tokens)} tokens where max_new_tokens is {most}"
+    elif not {*map(type, completion.tokens)} <= {int}:
+        problem = "a token that is not an int"
+    elif min(completion.tokens, default=0) < 0 or max(completion.tokens, default=0) >= _MOST_TOKENS:
+        problem = f"token {min(completion.tokens)} or {max(completion.tokens)}, which no vocabulary has"
+    elif not {*map(type, completion.logprobs)} <= {float, int} or not math.isfinite(sum(completion.logprobs)):
+        problem = "a log-prob that is not a finite number"
     else:
         return
     raise DataError(f"sample of the engine returned {problem}")

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from whet.base.errors import ConfigError
 from whet.base.lazy import Dtype
 from whet.config import Config
 from whet.config.entry_points import EntryPoints
 from whet.core.types import Distribution
 from whet.processes.machine import slice_for_rank, visible_gpus
+from whet.processes.user_code import place_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -186,7 +188,7 @@ class GeneratorConfig(Config, ABC):
             if cores is not None and not self.in_process:
                 cores = slice_for_rank(cores, number, self.replicas)
             gpus = all_gpus[number * each : (number + 1) * each]
-            return self.build_replica(model, tokenizer, replace(deployment, cores=cores, gpus=gpus))
+            return self.built(model, tokenizer, replace(deployment, cores=cores, gpus=gpus))
 
         if self.replicas == 1:
             return replica(0)
@@ -198,6 +200,18 @@ class GeneratorConfig(Config, ABC):
 
         engines = [pausable_replica(number) for number in range(self.replicas)]
         return Router(engines, self.prefix_weight, pausable_replica, self.restarts)
+
+    def built(
+        self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
+    ) -> "Engine[object]":
+        """Return ``build_replica``'s engine. Raises ``ConfigError`` if it isn't one."""
+        engine = self.build_replica(model, tokenizer, deployment)
+        if missing := [name for name in ("sample", "refit", "tally", "close") if not hasattr(engine, name)]:
+            raise ConfigError(
+                f"{place_of(type(self), 'build_replica')} must return an engine (Engine in whet/engines/base.py), not "
+                f"a {type(engine).__name__}: it has no {', '.join(missing)}"
+            )
+        return engine
 
     def resolve_auto(self, model: "PretrainedConfig", device: Literal["cpu", "cuda"] | None = None) -> Self:
         """Return the settings with ``auto`` resolved to the dtype on a device; None: the device that it uses here."""

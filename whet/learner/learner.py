@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from whet.base.errors import DeadlineError, WhetError
+from whet.base.errors import DataError, DeadlineError, WhetError
 from whet.cluster.base import Cluster, Lead, Placement, WorkerGroup
 from whet.cluster.local import LocalCluster
 from whet.core.batch import Batch, ModelOutput
@@ -181,12 +181,21 @@ class WorkerLearner:
 
     def _pack(self, batch: Batch, zero: Tensor, sequences: Tensor, unit: str = "token") -> "_Work":
         ranks, learner = self._group.placement.shards, self._config.learner
+        self._check_tokens(batch)
         if sequences.numel():
             return _Work(batch, pack(batch, ranks, learner.max_tokens, unit, learner.pack_tokens, sequences), zero)
         if not bool(batch.trained.any()):
             return _Work(batch, [], zero)
         # A gradient of 0 is a step too: moments and the schedule advance.
         return _Work(batch, idle_micro_batches(batch, ranks), zero)
+
+    def _check_tokens(self, batch: Batch) -> None:
+        largest, vocabulary = int(batch.tokens.max()) if len(batch) else 0, self.facts.vocabulary
+        if largest >= vocabulary:
+            raise DataError(
+                f"the batch has token {largest}, and the model {self._config.model.path} has only {vocabulary} tokens: "
+                "the tokenizer or the engine that the token comes from is another model's"
+            )
 
     def _check(self, batch: Batch, loss: Loss) -> None:
         if batch.share is None:

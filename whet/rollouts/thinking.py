@@ -41,9 +41,9 @@ async def sample_reply(
     """Sample a reply, ending its thoughts after ``budget`` tokens. Return its spans, one of them untrained if the
     budget ended the thoughts, and the whole reply as one completion."""
     if budget is None or budget >= params.max_new_tokens:
-        completion = await sample(history, params)
+        completion = await _completion(sample, history, params)
         return [_sampled(completion)], completion
-    thoughts = await sample(history, replace(params, max_new_tokens=budget))
+    thoughts = await _completion(sample, history, replace(params, max_new_tokens=budget))
     spans = [_sampled(thoughts)]
     if thoughts.finish_reason != "length":
         return spans, thoughts
@@ -54,7 +54,7 @@ async def sample_reply(
     if room < 1:
         return spans[:1], thoughts
     seed = derive_seed(params.seed, "answer")
-    answer = await sample([*history, *sampled], replace(params, max_new_tokens=room, seed=seed))
+    answer = await _completion(sample, [*history, *sampled], replace(params, max_new_tokens=room, seed=seed))
     if len(spans) == 1:
         answer = _stopped(thoughts.tokens, answer, params.stop, renderer)
     spans.append(_sampled(answer))
@@ -83,8 +83,13 @@ def _stopped(before: list[int], answer: Completion, stops: Sequence[str], render
     return answer
 
 
+async def _completion(sample: Sample, history: list[int], params: SamplingParams) -> Completion:
+    completion = await sample(history, params)
+    check_completion(completion, params.max_new_tokens)
+    return completion
+
+
 def _sampled(completion: Completion) -> Span:
-    check_completion(completion)
     span = Span(completion.tokens, True, completion.logprobs, completion.versions)
     if completion.experts is not None:
         span.experts = encode(completion.experts[len(completion.experts) - len(span.tokens) :])
