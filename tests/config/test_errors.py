@@ -164,6 +164,7 @@ IN_PYTHON: dict[str, tuple[dict[str, object], str]] = {
     "choice": ({"kl": "atuo"}, "Settings: kl: expected a number or 'auto', got text 'atuo'. Did you mean 'auto'?"),
     "list for a tuple": ({"sizes": [1, 2]}, "Settings: sizes: expected a tuple, got a list; write (1, 2)"),
     "text for a path": ({"folder": "a"}, "Settings: folder: expected a path, got text 'a'; write Path('a')"),
+    "key that is not text": ({"numbers": {1: 0.5}}, "Settings: numbers.1: a key must be text in quotes"),
     "cross-field rule": ({"steps": 2}, "Settings: steps (2) is less than optimizer.warmup (3)"),
 }
 

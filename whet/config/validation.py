@@ -102,6 +102,8 @@ def _of_another_type(around: Place | None, tree: Node, path: Path, keys: list[st
 
 def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: Node) -> str:
     kind, place, node = details[0]["type"], find_place(root, tree, path), tree.find(path)[0]
+    if kind == "invalid_key" or details[0]["loc"][-1:] == ("[key]",):  # given in Python: in YAML a key is text
+        return "a key must be text in quotes"
     if kind == "extra_forbidden":
         return unknown_key(root, tree, path)
     if kind == "missing":
