@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from tests.learner.parts import some_batch, whole
+from tests.tiny import tiny_qwen3, tiny_tokenizer
 from tests.tiny_vision import save_tiny_vision
 from tests.toy import toy_settings
 from whet.algorithms.distillation import Distillation
@@ -49,6 +50,24 @@ def test_the_merged_model_computes_what_peft_computes(adapter: Path, tiny_model:
         torch.testing.assert_close(model(TOKENS).logits, expected(TOKENS).logits, rtol=1e-4, atol=1e-4)
     assert load_model_config(config).num_hidden_layers == 2
     assert load_tokenizer(config).get_vocab() == AutoTokenizer.from_pretrained(tiny_model).get_vocab()
+
+
+@pytest.mark.parametrize("adapted", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids=" ".join)
+def test_tied_embeddings_are_merged_where_they_are_adapted(
+    adapted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    base = tiny_qwen3()
+    assert base.config.tie_word_embeddings
+    base.save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    lora = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=adapted, init_lora_weights=False)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), lora).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    merged = AutoModelForCausalLM.from_pretrained(fetch_model(str(tmp_path / "adapter"))).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(merged(TOKENS).logits, model(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_teacher_may_be_an_adapter(adapter: Path, tiny_model: Path) -> None:

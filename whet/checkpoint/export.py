@@ -214,6 +214,7 @@ def _write_model(
 ) -> str:
     import torch
 
+    from whet.fetch.adapter import merged_model
     from whet.models.loading import load_model_config
 
     base = getattr(load_model_config(config), "dtype", None)
@@ -223,7 +224,7 @@ def _write_model(
         model.to(saved).save_pretrained(staging, save_embedding_layers=False)
     else:
         if hasattr(model, "merge_and_unload"):
-            model = model.merge_and_unload()  # in float32, so that the sum is rounded only once
+            model = merged_model(model)  # in float32, so that the sum is rounded only once
         model = model.to(saved)
         if megatron:
             model.config.dtype = saved

@@ -60,6 +60,22 @@ def merged_folder(adapter: Path, base: Path) -> Path:
     return folder
 
 
+def merged_model(adapted: Any) -> Any:
+    """Return a model of PEFT with its adapters merged into its weights. Tied embeddings of which one side is adapted
+    become two matrices: PEFT adds B A to the side that it adapts alone, but would merge it into both."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    model = adapted.get_base_model()
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if any(isinstance(end, BaseTunerLayer) for end in ends):
+        inputs, outputs = (getattr(end, "base_layer", end) for end in ends)
+        if outputs is not None and outputs.weight is inputs.weight:
+            outputs.weight = type(outputs.weight)(outputs.weight.detach().clone())
+            for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
+                config.tie_word_embeddings = False
+    return adapted.merge_and_unload()
+
+
 def _merge(adapter: Path, base: Path, out: Path) -> None:
     """A base model that reads images keeps its vision tower, unless the adapter was made for its text part alone."""
     with extra("lora", f"the adapter {adapter}"):
@@ -72,7 +88,7 @@ def _merge(adapter: Path, base: Path, out: Path) -> None:
             # PEFT would go on, with adapters that change nothing.
             warnings.filterwarnings("error", "Found missing adapter keys")
             model = kind.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
-            return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+            return merged_model(PeftModel.from_pretrained(model, str(adapter)))
 
     try:
         config = AutoConfig.from_pretrained(base)
