@@ -125,6 +125,8 @@ def test_slower_rotations_of_llama3_are_written_as_factors(tmp_path: Path) -> No
 
 def test_a_run_is_exported_as_one_file(tmp_path: Path) -> None:
     run, expected = make_run(tmp_path, tiny_llama(), LoraSettings(rank=4))
+    done = whet("export", str(run), "--out", str(tmp_path / "out"), "--gguf", "f16", "--name", "policy")
+    assert (done.returncode, "and --gguf a file for llama.cpp" in done.stderr) == (2, True)
     done = whet("export", str(run), "--out", str(tmp_path / "out"), "--gguf", "f16")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"written: {tmp_path / 'out' / 'model-f16.gguf'}\n")

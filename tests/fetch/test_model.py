@@ -114,3 +114,9 @@ def test_masks_and_positions_may_be_integers(tmp_path: Path) -> None:
     buffers = {"h.0.attn.bias": torch.ones(2, 2, dtype=torch.bool), "embeddings.position_ids": torch.arange(4)}
     save_file(buffers, tmp_path / "model.safetensors", {"format": "pt"})
     fetching.fetch_model(str(tmp_path))
+
+
+def test_a_folder_with_a_gguf_file_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "model-q8_0.gguf").touch()
+    with pytest.raises(WhetError, match="holds a model as GGUF, which is for llama"):
+        fetching.check_model(str(tmp_path))

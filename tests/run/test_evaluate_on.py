@@ -339,6 +339,12 @@ def test_a_recipe_that_learns_from_rows_is_scored_on_tasks(
     small = ("sampling.max_new_tokens=4", "sampling.max_prompt_tokens=512", "generator.dtype=float32")
     assert evaluated(recipe, "--on", "gsm8k", "--limit", "3", "--json", *small) == 0
     assert json.loads(capsys.readouterr().out)["sets"]["gsm8k"]["n"] == 3
+    for override, message in (
+        ("model.path=nowhere", "model 'nowhere': there is no such folder"),
+        ("chat_template=nowhere.jinja", "the chat template nowhere.jinja can't be read"),
+    ):
+        assert evaluated(recipe, "--on", "gsm8k", "--limit", "3", *small, override) != 0
+        assert message in capsys.readouterr().err
 
 
 def episode(text: str, correct: bool) -> tuple[Task, Episode]:

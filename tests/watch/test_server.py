@@ -247,14 +247,15 @@ def test_an_address_that_is_taken_is_an_error(run):
         Watch([run], host="203.0.113.1")
 
 
-def test_the_command_prints_the_address_once_and_ends_with_one_line(run):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_prints_the_address_once_and_ends_with_one_line(run, sent):
     command = [sys.executable, "-m", "whet", "watch", str(run), str(run / ".." / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         lines = [process.stdout.readline(), process.stdout.readline()]
         assert lines[0].startswith("http://127.0.0.1:")
         answer = httpx.get(lines[0].strip(), timeout=WAIT)
         assert answer.status_code == 200
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         rest, errors = process.communicate(timeout=WAIT)
     assert (lines[1], rest, errors, process.returncode) == ("stop with Ctrl-C\n", "stopped\n", "", 0)
 

@@ -20,6 +20,7 @@ _FOR_MODELS = (
     "evaluation.temperature=0",
     "learner.max_tokens=10000000",  # nothing is learned, so the learner limits no answer
 )
+_OF_MODEL = ("model", "chat_template", "template_arguments", "tools_as_text", "checkpoints")  # sections of a recipe
 
 
 def evaluate(
@@ -137,8 +138,7 @@ def with_model_of(settings: "Recipe", run: Path) -> "Recipe":
 
 
 def _with_model(settings: "Recipe", recipe: "Recipe") -> "Recipe":
-    parts = ("model", "chat_template", "template_arguments", "tools_as_text", "checkpoints")
-    return settings.model_copy(update={name: recipe.value_of(name) for name in parts})
+    return settings.model_copy(update={name: recipe.value_of(name) for name in _OF_MODEL})
 
 
 def _is_url(name: str) -> bool:
@@ -176,8 +176,11 @@ def _settings(target: str, overrides: list[str], on_sets: bool) -> "Recipe":
     if run_of(target) is None and _is_model(target):
         of_model = [] if _is_url(target) else [f"model={target}"]
         return load(Recipe, "quickstart", [*of_model, *_FOR_MODELS, *overrides]).value
-    if on_sets and not isinstance((recipe := load(Recipe, target).value).data, TaskSet):
-        return _with_model(load(Recipe, "quickstart", [*_FOR_MODELS, *overrides]).value, recipe)
+    if on_sets and not isinstance(load(Recipe, target).value.data, TaskSet):
+        of_model = [text for text in overrides if text.partition("=")[0].partition(".")[0] in _OF_MODEL]
+        others = [text for text in overrides if text not in of_model]
+        answering = load(Recipe, "quickstart", [*_FOR_MODELS, *others]).value
+        return _with_model(answering, load(Recipe, target, of_model).value)
     return load(Recipe, target, overrides).value
 
 

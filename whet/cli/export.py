@@ -53,6 +53,8 @@ def export(
 
     if name is not None:
         check_name(name)
+        if gguf is not None:
+            raise ConfigError("--name makes an artifact that recipes load as a model, and --gguf a file for llama.cpp")
     if private and push is None:
         raise ConfigError("--private is about --push USER/NAME, which is not given")
     if step not in (None, "best", "latest") and not step.isdecimal():

@@ -77,6 +77,8 @@ def check_model(path: str) -> None:
                     f"{folder} is a checkpoint of Megatron Core, which has no config.json; copy config.json and the "
                     "tokenizer's files of the Hugging Face model into it"
                 )
+            if any(folder.glob("*.gguf")):
+                raise WhetError(f"{folder} holds a model as GGUF, which is for llama.cpp; name one in safetensors")
             raise WhetError(f"model folder {folder} has no config.json; name the folder with the model's files")
     elif not _HUB_ID.fullmatch(path):
         raise WhetError(
