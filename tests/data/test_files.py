@@ -169,6 +169,15 @@ def test_only_the_first_of_many_fields_are_listed(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 2000
 
 
+def test_a_field_that_is_read_in_place_of_its_column_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b", "system": "c", "rules": "d"}])
+    assert read_rows(str(path), Conversation, {"system": "rule"})[0].system == "c"
+    assert "no row has 'rule' (columns.system), so the field 'system' itself is read" in caplog.text
+    caplog.clear()
+    assert read_rows(str(path), Conversation, {"system": "rules"})[0].system == "d"
+    assert not caplog.text
+
+
 def test_a_column_that_no_row_has_is_an_error(tmp_path: Path) -> None:
     path = write(
         tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d", "s": "e"}]

@@ -2,6 +2,7 @@
 with its file, line and field."""
 
 import json
+import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +22,8 @@ from whet.data.files import is_text_table, iterate_file, without_bytes, without_
 from whet.data.jsonl import LeaveOut, WrongRowError, folder_of
 from whet.fetch.dataset import fetch_rows
 from whet.fetch.download import fetch_file
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -173,11 +176,13 @@ def placed_rows(
     columns = columns or {}
 
     unseen, first = dict(columns), ("", dict[str, object]())
+    seen = set[str]()  # the fields whose column a row has
 
     def renamed(values: dict[str, object]) -> dict[str, object]:
         for name in [name for name, column in unseen.items() if column in values or name in values]:
             del unseen[name]
         fields = {name: values[column] for name, column in columns.items() if column in values}
+        seen.update(fields)
         replaced = fields.keys() | set(columns.values())
         return fields | {name: value for name, value in values.items() if name not in replaced}
 
@@ -194,6 +199,8 @@ def placed_rows(
         yield where, fields, as_texts
     for name in unseen:
         raise DataError(f"{first[0]}: {missing(name, first[1], columns)} No other row has it either")
+    for name in columns.keys() - seen:
+        log.warning("%s: no row has %r (columns.%s), so the field %r itself is read", path, columns[name], name, name)
 
 
 _USUAL = {  # what the fields are often called
