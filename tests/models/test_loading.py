@@ -10,7 +10,7 @@ import pytest
 import torch
 from huggingface_hub import close_session
 from safetensors.torch import load_file, save_file
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import MambaConfig, MambaForCausalLM, Qwen3ForSequenceClassification
 
 from tests.groups import episode
 from tests.tiny import tiny_llama, tiny_qwen3, tiny_tokenizer
@@ -123,6 +123,12 @@ def changed(folder: Path, to: Path, **config: object) -> Path:
 
 def loaded(folder: Path) -> torch.nn.Module:
     return load_model(ModelConfig(path=str(folder)), dtype=torch.float32)
+
+
+def test_a_reward_model_is_no_start_of_a_run_because_its_head_would_be_lost(folder: Path, tmp_path: Path) -> None:
+    Qwen3ForSequenceClassification.from_pretrained(folder, num_labels=1).save_pretrained(tmp_path)
+    with pytest.raises(WhetError, match=rf"{tmp_path} is a reward model .* head would be left out"):
+        load_model(ModelConfig(path=str(tmp_path)), dtype=torch.float32)
 
 
 def test_a_folder_that_lacks_weights_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -213,10 +213,16 @@ def _no_tokenizer(folder: Path, error: Exception) -> WhetError:
 
 
 def _check_kind(config: "PretrainedConfig", vision: bool) -> None:
-    """Raise ``WhetError`` for a model of images and texts that is to be loaded as a model of texts, although it has no
-    such part."""
+    """Raise ``WhetError`` for a classifier, whose head would be left out, and for a model of images and texts that is
+    to be loaded as a model of texts, although it has no such part."""
     from transformers.models.auto import modeling_auto
 
+    if any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
+        raise WhetError(
+            f"the model in {config.name_or_path} is a reward model or another classifier, whose head would be left "
+            "out: start from the language model that it was made from. To train a reward model of whet further, resume "
+            "its run, as in `whet resume RUN steps=200 data.path=more.jsonl`"
+        )
     of_images = type(config) in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     if not vision and of_images and type(config) not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise WhetError(
