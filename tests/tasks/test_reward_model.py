@@ -20,10 +20,12 @@ from tests.tiny import tiny_llama
 from whet.base.errors import DataError, WhetError
 from whet.checkpoint.export import export
 from whet.core.types import Group, Message, Task
+from whet.models.config import check_models
 from whet.processes.child import Child
 from whet.tasks.base import Observation, Step, TaskSet
 from whet.tasks.episodes import play as replay
 from whet.tasks.isolated import IsolatedEnvironments
+from whet.tasks.math.arithmetic import Arithmetic
 from whet.tasks.preference.reward_model import RewardModelTasks
 from whet.tasks.preference.reward_model_process import CutScore, RewardModelClient, RewardModelProcess
 
@@ -130,6 +132,11 @@ def test_a_model_that_is_not_a_reward_model_is_refused_before_it_scores(model: P
             with_client(path, lambda client: client.score(talk("5")))
     with pytest.raises(WhetError, match=r"could not start: no reply within 0\.001 s"):
         with_client(model, lambda client: client.score(talk("5")), start_s=0.001)
+
+
+def test_a_reward_model_that_is_missing_is_named_before_anything_is_loaded() -> None:
+    with pytest.raises(WhetError, match="'no-such-judge': there is no such folder"):
+        check_models(RewardModelTasks(taskset=Arithmetic(), model="no-such-judge"))
 
 
 def test_replies_that_are_too_long_are_scored_by_their_beginnings(model: Path) -> None:

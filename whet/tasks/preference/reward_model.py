@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from whet.base.errors import ConfigError
 from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.fetch.model import absolute_path
+from whet.fetch.model import absolute_path, check_model
 from whet.tasks.base import AskPolicy, Environment, Environments, Observation, Step, called, finite
 from whet.tasks.preference.reward_model_process import CutScore, RewardModelClient, RewardModelProcess
 from whet.tasks.wrapped import Rewarded
@@ -46,6 +46,9 @@ class RewardModelTasks(Rewarded):
     @classmethod
     def _absolute(cls, model: str) -> str:
         return absolute_path(model)
+
+    def check_available(self) -> None:
+        check_model(self.model)
 
     @model_validator(mode="after")
     def _classifies(self) -> "RewardModelTasks":
