@@ -149,6 +149,19 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
+def test_an_interrupt_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("unexpected pos 704 vs 598")  # as torch's writer of files does
+
+    monkeypatch.setattr("torch.save", interrupted)
+    model = tiny_llama()
+    with pytest.raises(KeyboardInterrupt):
+        write_megatron(model.state_dict(), model.config, tmp_path)
+
+
 def test_a_padded_vocabulary_is_cut_and_states_of_optimizers_are_left_out(tmp_path: Path) -> None:
     model = tiny_llama()
     described(tmp_path / "model", model)

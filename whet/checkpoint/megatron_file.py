@@ -48,7 +48,7 @@ def write_megatron(tensors: "Mapping[str, Tensor]", config: "PretrainedConfig", 
         named[key] = tensor.contiguous()
         named |= {name: [None] for name in _extra_states(key, tensor)}
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    with warnings.catch_warnings(), _errors_of_the_disk():
+    with warnings.catch_warnings(), _first_cause():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         save(named, storage_writer=FileSystemWriter(inner), planner=planner, no_dist=True)
         torch.save(_COMMON, inner / "common.pt")
@@ -57,15 +57,17 @@ def write_megatron(tensors: "Mapping[str, Tensor]", config: "PretrainedConfig", 
 
 
 @contextmanager
-def _errors_of_the_disk() -> Iterator[None]:
-    """Raise the error of a full disk, which torch replaces by one about the positions in its file."""
+def _first_cause() -> Iterator[None]:
+    """Raise the error of a full disk, or an interrupt, which torch replaces by an error about the positions in its
+    file."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         yield
     except (CheckpointException, RuntimeError) as error:
         failed = [each for each, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
-        raise next((each.__context__ for each in failed if isinstance(each.__context__, OSError)), error) from None
+        causes = [cause for each in failed for cause in (each, each.__context__)]
+        raise next((cause for cause in causes if isinstance(cause, OSError | KeyboardInterrupt)), error) from None
 
 
 def _extra_states(key: str, tensor: "Tensor") -> list[str]:
