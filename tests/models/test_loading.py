@@ -125,7 +125,7 @@ def loaded(folder: Path) -> torch.nn.Module:
     return load_model(ModelConfig(path=str(folder)), dtype=torch.float32)
 
 
-def test_a_reward_model_is_no_start_of_a_run_because_its_head_would_be_lost(folder: Path, tmp_path: Path) -> None:
+def test_a_run_can_not_start_from_a_reward_model_whose_head_would_be_lost(folder: Path, tmp_path: Path) -> None:
     Qwen3ForSequenceClassification.from_pretrained(folder, num_labels=1).save_pretrained(tmp_path)
     with pytest.raises(WhetError, match=rf"{tmp_path} is a reward model .* head would be left out"):
         load_model(ModelConfig(path=str(tmp_path)), dtype=torch.float32)

@@ -220,8 +220,8 @@ def _check_kind(config: "PretrainedConfig", vision: bool) -> None:
     if any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
         raise WhetError(
             f"the model in {config.name_or_path} is a reward model or another classifier, whose head would be left "
-            "out: start from the language model that it was made from. To train a reward model of whet further, resume "
-            "its run, as in `whet resume RUN steps=200 data.path=more.jsonl`"
+            "out: start from the language model that it was made from, with all rows. To train a reward model of whet "
+            "longer on the same rows, resume its run, as in `whet resume RUN steps=200`"
         )
     of_images = type(config) in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     if not vision and of_images and type(config) not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING:
