@@ -39,7 +39,9 @@ def test_tensorboard_has_the_numbers_and_hides_repeated_steps(tmp_path):
         sink.write(step, {"loss": float(step), "run/device": "cpu", "kl": float("nan")})
     sink.close()
     sink = TensorBoardSink().open(tmp_path, {"name": "x"}, resume_step=3)
-    sink.write(4, {"loss": 40.0})
+    sink.write(4, {"loss": 39.0})
+    sink.write(4, {"loss": 40.0})  # a step's times are written again at its end
+    sink.finish_step(4)
     sink.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()

@@ -30,11 +30,17 @@ class TensorBoardSink(SinkConfig):
 class _Writer(Sink):
     def __init__(self, writer: "SummaryWriter") -> None:
         self._writer = writer
+        self._unwritten: dict[int, dict[str, float]] = {}  # of unfinished steps: a value in a file stays there
 
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
-        for name, value in numbers(values).items():
+        self._unwritten[step] = self._unwritten.get(step, {}) | numbers(values)
+
+    def finish_step(self, step: int) -> None:
+        for name, value in self._unwritten.pop(step, {}).items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
+        for step in list(self._unwritten):
+            self.finish_step(step)
         self._writer.close()
