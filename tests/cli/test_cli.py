@@ -115,6 +115,7 @@ def test_a_wrong_recipe_ends_in_one_message_with_code_2_and_no_heavy_import(fold
         (["trian"], "No such command 'trian'. Did you mean 'train'?"),
         (["train"], "Missing argument 'RECIPE'"),
         (["train", "r.yaml", "--fodler", "x"], "No such option"),
+        (["export", "x", "--out", "y", "--gguf", "f64"], "for '--gguf': 'f64' is not one of 'f32', 'f16'"),
         (["show", "nowhere"], "there is no recipe or run folder of this name"),
         (["validate", "arithmetc"], "Did you mean the task set 'arithmetic'?"),
         (["resume", "runs/none"], "runs/none: there is no such run folder"),

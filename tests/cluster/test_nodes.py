@@ -2,6 +2,7 @@
 to run before test_ray.py: after a private Ray cluster whose worker was killed, a process can't join another one."""
 
 import asyncio
+import os
 from collections import Counter as Tally
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -61,6 +62,9 @@ class Placed(Talker):
         import ray
 
         return list(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+    def visible(self) -> str:
+        return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 @in_event_loop
@@ -123,9 +127,8 @@ async def test_every_rank_has_its_own_gpu_if_the_cluster_has_any(nodes: Any) -> 
 
 @in_event_loop
 async def test_an_engine_has_gpus_that_no_rank_gets(nodes: Any) -> None:
-    config = RayClusterConfig(address=nodes.address, cpus_per_rank=0.5)
     service, group = (
-        config.serve(Placed, CounterConfig(), 2, 60.0),
+        joined(nodes, cpus_per_rank=0.5).serve(Placed, CounterConfig(), 2, 60.0),
         joined(nodes).launch(Placed, CounterConfig(), Placement(2)),
     )
     learners = list(zip(await group.call("node"), await group.call("gpus"), strict=True))
@@ -133,6 +136,32 @@ async def test_an_engine_has_gpus_that_no_rank_gets(nodes: Any) -> None:
     assert len({(node, gpu) for gpu in engine_gpus} | {(where, *gpus) for where, gpus in learners}) == 4
     await service.close()
     await group.close()
+
+
+@in_event_loop
+async def test_engines_that_share_a_learners_devices_are_where_its_ranks_are(nodes: Any) -> None:
+    """Two engines of two ranks on four GPUs that a learner holds: nothing else is reserved for them."""
+    import ray
+
+    cluster = joined(nodes, cpus_per_rank=0.5)
+    engines = [cluster.serve(Placed, CounterConfig(), 2, 60.0, shares=first) for first in (0, 2)]
+    with pytest.raises(WhetError, match="can't start before the learner is launched"):
+        await cluster.serve(Placed, CounterConfig(), 2, 60.0, shares=0).call("node")
+    group = cluster.launch(Placed, CounterConfig(), Placement(4, ranks_per_shard=2))
+    where, gpus = await group.call("node"), await group.call("gpus")
+    left = ray.available_resources()
+    for number, engine in enumerate(engines):
+        assert await engine.call("node") == where[2 * number] == where[2 * number + 1]
+        assert await engine.call("visible") == ",".join(gpus[2 * number] + gpus[2 * number + 1])
+    assert len(set(where)) == 2
+    assert {kind: ray.available_resources().get(kind) for kind in ("CPU", "GPU")} == {
+        kind: left.get(kind) for kind in ("CPU", "GPU")
+    }
+    between = cluster.serve(Placed, CounterConfig(), 2, 60.0, shares=1)
+    with pytest.raises(WhetError, match=r"one node, but .* on several: 1 on .*, 2 on .*; lower the ranks"):
+        await between.call("node")
+    for each in (*engines, between, group):
+        await each.close()
 
 
 @in_event_loop

@@ -58,7 +58,7 @@ class Waiter:
 
 def run_with_service(work: Callable[[Service], Awaitable[None]], deadline: float = 3.0) -> None:
     async def go() -> None:
-        service = RayClusterConfig(cpus_per_rank=0.5).serve(Waiter, CounterConfig(), 1, deadline)
+        service = RayClusterConfig(cpus_per_rank=0.5).build().serve(Waiter, CounterConfig(), 1, deadline)
         try:
             await work(service)
         finally:
@@ -115,4 +115,4 @@ def test_a_process_that_dies_or_freezes_fails_every_call(how: int, error: type[E
 
 def test_a_cluster_without_nodes_hosts_nothing() -> None:
     with pytest.raises(WhetError, match="set cluster=ray"):
-        LocalClusterConfig().serve(Waiter, CounterConfig(), 1, 3.0)
+        LocalClusterConfig().build().serve(Waiter, CounterConfig(), 1, 3.0)

@@ -192,7 +192,7 @@ def test_a_stream_ends_with_the_error_of_its_engine_and_with_its_reader() -> Non
 @pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
 def test_tokens_come_from_another_process_as_they_were_handed_out() -> None:
     async def go() -> None:
-        cluster: Any = RayClusterConfig(cpus_per_rank=0.5)
+        cluster = RayClusterConfig(cpus_per_rank=0.5).build()
         generator = RemoteGenerator(UnhinderedConfig(), cast(Any, None), None, Deployment(cluster=cluster))
         try:
             for _ in range(2):

@@ -273,8 +273,8 @@ def test_engines_on_a_cluster_need_nodes_and_leave_the_choice_of_gpus_to_them(ti
         ({"generator": {"type": "torch", "on_cluster": True}, "cluster": {"type": "ray"}}, "set generator=vllm"),
         ({"generator": on | {"devices": "0"}, "cluster": {"type": "ray"}}, r"leave generator\.devices out"),
         (
-            {"generator": on, "cluster": {"type": "ray"}, "devices": {"placement": "colocated"}},
-            r"leave devices\.placement",
+            {"generator": on, "cluster": {"type": "ray"}, "devices": {"generator_cores": 1}},
+            r"devices\.generator_cores is for this machine; leave it out",
         ),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -48,6 +48,11 @@ def test_without_a_peak_or_a_price_neither_utilization_nor_cost_is_given():
         ("NVIDIA H100", ["generator=vllm", "generator.devices='\"2,3\"'", "generator.replicas=2"], (1, 3)),
         ("NVIDIA H100", ["generator=vllm", "generator.devices='\"0\"'", "devices.placement=colocated"], (1, 1)),
         ("NVIDIA H100", ["cluster=ray", "generator=vllm", "generator.on_cluster=true", "generator.tensor=2"], (1, 3)),
+        (
+            "NVIDIA H100",
+            ["cluster=ray", "generator=vllm", "generator.on_cluster=true", "devices.placement=colocated"],
+            (1, 1),
+        ),
     ],
 )
 def test_devices_are_the_gpus_of_learners_and_engines(tmp_path, hardware, overrides, devices):

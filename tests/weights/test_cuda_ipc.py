@@ -339,11 +339,10 @@ def test_what_the_first_rank_alone_writes_and_cannot_leaves_the_others_free(mode
     assert (first, second) == ("out of memory", "")
 
 
-def refused(worker: LearnerWorker, rank: int, engines: Engines | None, machines: list[str]) -> str:
-    buffers.machine = lambda: machines[rank]
+def refused(worker: LearnerWorker, rank: int, engines: Engines | None) -> str:
     try:
         refit(worker, engines, WeightRequest(DTYPE, LARGE, transport="cuda_ipc"))
-    except (RefitError, ConfigError) as error:
+    except RefitError as error:
         if rank == 0:
             worker.weights.end()
         return f"{type(error).__name__}: {error}"
@@ -351,15 +350,9 @@ def refused(worker: LearnerWorker, rank: int, engines: Engines | None, machines:
 
 
 def test_an_engine_on_a_device_without_a_learner_is_told_what_to_set(model: Path, tmp_path: Path) -> None:
-    (said,) = run(Case(model), tmp_path, refused, ["here"], devices=["GPU 0", "GPU 7"])
+    (said,) = run(Case(model), tmp_path, refused, devices=["GPU 0", "GPU 7"])
     assert "RefitError: a rank of the engine computes on cpu (GPU 7), but the learner's ranks are on GPU 0" in said
     assert "generator.devices" in said
-
-
-def test_a_learner_on_several_machines_is_refused_on_all_ranks(model: Path, tmp_path: Path) -> None:
-    for said in run(Case(model, {"fsdp": 2}), tmp_path, refused, ["here", "there"]):
-        assert "ConfigError: weights.transport=cuda_ipc" in said
-        assert "ranks are on 2 machines; set weights.transport=collective" in said
 
 
 # The device
@@ -464,6 +457,21 @@ def test_the_learner_decides_whether_there_is_a_gpu(tiny_model: Path) -> None:
     recipe.weights.check_device("cuda:3")
     with pytest.raises(ConfigError, match=r"cuda_ipc .* computes on cpu; set weights\.transport=shared_memory"):
         recipe.weights.check_device("cpu")
+
+
+def test_engines_on_a_learners_nodes_have_its_gpus_and_so_need_another_transport_than_nccl(tiny_model: Path) -> None:
+    settings: dict[str, Any] = {"cluster": {"type": "ray"}, "devices": {"placement": "colocated"}}
+    settings |= {"parallel": {"fsdp": 4}, "generator": {"type": "vllm", "on_cluster": True, "tensor": 2, "replicas": 2}}
+    recipe = toy_recipe(tiny_model, **settings)
+    assert recipe.shares_nodes
+    recipe.weights.check_device("cpu", recipe.shares_nodes)
+    with pytest.raises(ConfigError, match=r"NCCL refuses to send; set weights\.transport=cuda_ipc"):
+        recipe.weights.check_device("cuda:0", recipe.shares_nodes)
+    recipe = toy_recipe(tiny_model, weights={"transport": "cuda_ipc"}, **settings)
+    recipe.weights.check_device("cuda:0", recipe.shares_nodes)
+    settings["parallel"] = {"fsdp": 2}
+    with pytest.raises(RecipeError, match=r"2 replicas have 4 ranks and the learner has 2; lower generator\.replicas"):
+        toy_recipe(tiny_model, **settings)
 
 
 def test_a_collective_between_two_processes_on_one_gpu_is_refused(tiny_model: Path) -> None:

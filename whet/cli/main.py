@@ -173,7 +173,8 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
             return 2
         context = getattr(error, "ctx", None)
         hint = f"\nSee: {context.command_path} --help" if context is not None else ""
-        return _say(f"error: {error.format_message()}{_as_setting(error, words or [])}{hint}", 2)
+        message = error.format_message().replace(": Value error, ", ": ")  # typer's own words for a wrong choice
+        return _say(f"error: {message}{_as_setting(error, words or [])}{hint}", 2)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return _say(f"error: {str(error.filename)[:60]}...: the name is too long for a file or folder", 2)
     # Python 3.13.0 raises SystemError for an import without a working folder.

@@ -108,6 +108,14 @@ class Cluster(Protocol):
         launch may take seconds, and raises ``WhetError`` if the cluster can't be reached."""
         ...
 
+    def serve(
+        self, service: type, config: Config, devices: int, deadline: float, shares: int | None = None
+    ) -> "Service":
+        """Return a service on any node, with a number of devices; nothing is started before the first call.
+        ``deadline``: seconds without an answer after which its process counts as hung. ``shares``: it has the devices
+        of that rank, and of the ranks after it, of the group that was launched first, and starts after that group."""
+        raise WhetError("generator.on_cluster needs a cluster with nodes; set cluster=ray")
+
     async def close(self) -> None:
         """Release the cluster, after its groups were closed."""
         ...

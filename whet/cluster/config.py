@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from whet.base.errors import WhetError
-from whet.cluster.base import Cluster, Service
+from whet.cluster.base import Cluster
 from whet.config import Config
 from whet.config.issues import did_you_mean
 
@@ -42,11 +41,6 @@ class ClusterConfig(Config, ABC):
     def on_gpus(self) -> bool | None:
         """Return whether workers compute on GPUs if allowed; None: if this machine has GPUs."""
         return None
-
-    def serve(self, service: type, config: Config, devices: int, deadline: float) -> Service:
-        """Return a service on any node, with a number of devices; nothing is started before the first call.
-        ``deadline``: seconds without an answer after which its process counts as hung."""
-        raise WhetError("generator.on_cluster needs a cluster with nodes; set cluster=ray")
 
     def problems(self, ranks: int) -> Iterator[str]:
         """Yield the reasons why it can't run learners with ``ranks`` workers."""
@@ -117,11 +111,6 @@ class RayClusterConfig(ClusterConfig):
         from whet.cluster.ray_connection import has_gpus
 
         return has_gpus(self.address)
-
-    def serve(self, service: type, config: Config, devices: int, deadline: float) -> Service:
-        from whet.cluster.ray_service import ActorService
-
-        return ActorService(self, service, config, devices, deadline)
 
     def problems(self, ranks: int) -> Iterator[str]:
         """Yield the reasons why it can't run learners with ``ranks`` workers."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from whet.cluster.base import Placement, WorkerGroup
+from whet.cluster.base import Cluster, Placement, WorkerGroup
 from whet.cluster.call import Call, call_method
 from whet.cluster.group import LinkedGroup
 from whet.cluster.rendezvous import LOOPBACK, Reservation, rank_infos
@@ -13,7 +13,7 @@ from whet.config import Config
 from whet.processes.compute import COMPUTE
 
 
-class LocalCluster:
+class LocalCluster(Cluster):
     """Launches workers in this process."""
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:

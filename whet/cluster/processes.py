@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Sequence
 
 from whet.base.errors import WhetError, WorkerError
-from whet.cluster.base import Placement, RankInfo, WorkerGroup
+from whet.cluster.base import Cluster, Placement, RankInfo, WorkerGroup
 from whet.cluster.call import Call
 from whet.cluster.group import LinkedGroup
 from whet.cluster.host import Host, Reply
@@ -19,7 +19,7 @@ from whet.processes.machine import cores, slice_for_rank, threads_per_rank
 _FEWEST, _PER_CORE = 64, 8  # limit of processes: this number per core, but at least the first on any machine
 
 
-class ProcessCluster:
+class ProcessCluster(Cluster):
     """Launches each worker in a process of this machine. ``cores``: divided among the workers of a group."""
 
     def __init__(self, cores: Sequence[int] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
 from logging import LogRecord
@@ -21,6 +22,7 @@ class Location:
     address: str  # of the node, for other nodes
     pid: int
     cores: int  # of the node
+    gpus: tuple[str, ...] = ()  # its own, as in CUDA_VISIBLE_DEVICES of the node
 
 
 class RayHost(Host):
@@ -32,8 +34,9 @@ class RayHost(Host):
     def home(self) -> Location:
         import ray
 
-        node = ray.get_runtime_context().get_node_id()
-        return Location(node, ray.util.get_node_ip_address(), os.getpid(), cores())
+        context = ray.get_runtime_context()
+        gpus = tuple(context.get_accelerator_ids().get("GPU", ()))
+        return Location(context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), cores(), gpus)
 
     def reserve(self) -> str:
         """Return a ``host:port`` on this node that stays reserved while this actor lives."""
@@ -42,8 +45,14 @@ class RayHost(Host):
         self._meeting = Reservation(ray.util.get_node_ip_address())
         return self._meeting.address
 
-    def start(self, pickled: bytes, threads: str | None, cores: list[int] | None = None) -> Reply:
-        """Build the worker, bound to ``cores`` if given.
+    def start(
+        self,
+        pickled: bytes,
+        threads: str | None,
+        cores: list[int] | None = None,
+        gpus: Sequence[str] | None = None,
+    ) -> Reply:
+        """Build the worker, bound to ``cores`` if given, on ``gpus`` instead of the ones that Ray assigned.
 
         The arguments are pickled, so that torch is imported after OMP_NUM_THREADS is set, which OpenMP reads only once.
         Ray has set it to the actor's share of cores; ``threads=None`` removes that.
@@ -54,6 +63,8 @@ class RayHost(Host):
             os.environ["OMP_NUM_THREADS"] = threads
         if cores is not None:
             bind(cores)
+        if gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         return self.build(*pickle.loads(pickled))
 
     def answer(self, request: tuple[str, tuple[object, ...], bool]) -> Reply:

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from whet.base.errors import DeadlineError, WhetError, WorkerError
-from whet.cluster.base import Placement, RankInfo, WorkerGroup
+from whet.cluster.base import Cluster, Placement, RankInfo, Service, WorkerGroup
 from whet.cluster.call import Call, RemoteTraceback
 from whet.cluster.group import LinkedGroup
 from whet.cluster.host import Reply
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 _HINT = "use fewer ranks, lower cluster.cpus_per_rank or cluster.gpus_per_rank, or add nodes"
 
 
-class RayCluster:
+class RayCluster(Cluster):
     """Launches workers in Ray actors."""
 
     def __init__(self, config: "RayClusterConfig", cores: Sequence[int] | None = None, models: int = 1) -> None:
@@ -46,6 +47,7 @@ class RayCluster:
         self.config, self.cores = config, cores
         self._connected = False
         self._shared = Room(models) if config.models == "together" else None
+        self._groups: list[ActorGroup] = []
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
         if not self._connected:
@@ -53,7 +55,14 @@ class RayCluster:
         self._connected = True
         room = self._shared or Room()
         group = ActorGroup(self.config, room, worker, config, placement, self.cores)
+        self._groups.append(group)
         return LinkedGroup(worker, placement, [_Actor(group, rank) for rank in range(placement.ranks)])
+
+    def serve(self, service: type, config: Config, devices: int, deadline: float, shares: int | None = None) -> Service:
+        from whet.cluster.ray_service import ActorService
+
+        seat = None if shares is None else Seat(self._groups, range(shares, shares + devices))
+        return ActorService(self.config, service, config, devices, deadline, seat)
 
     async def close(self) -> None:
         """Disconnect from the Ray cluster; a cluster that was started here ends."""
@@ -62,8 +71,29 @@ class RayCluster:
             await asyncio.to_thread(leave)
 
 
+@dataclass(slots=True, frozen=True)
+class Seat:
+    """The devices of some ranks of the first of ``groups``, once it is launched."""
+
+    groups: "Sequence[ActorGroup]"
+    ranks: range
+
+    def homes(self) -> list[Location]:
+        """Return the locations of the ranks, which are on one node, when they have started."""
+        if not self.groups:
+            raise WhetError("an engine that shares the learner's devices can't start before the learner is launched")
+        homes = [self.groups[0].placed(rank)[1] for rank in self.ranks]
+        if len({home.node for home in homes}) > 1:
+            on = ", ".join(f"{rank} on {home.address}" for rank, home in zip(self.ranks, homes, strict=True))
+            raise WhetError(
+                f"an engine of {len(homes)} ranks computes on one node, but the learner's ranks whose devices it would "
+                f"share are on several: {on}; lower the ranks of an engine to a divisor of the learner's on each node"
+            )
+        return homes
+
+
 class ActorGroup:
-    """The actors of one group. ``host``: the actor class."""
+    """The actors of one group. ``host``: the actor class. ``seat``: one actor has these devices, and reserves none."""
 
     def __init__(
         self,
@@ -74,8 +104,9 @@ class ActorGroup:
         placement: Placement,
         cores: Sequence[int] | None = None,
         host: type[RayHost] = RayHost,
+        seat: Seat | None = None,
     ) -> None:
-        self._room, self._cores, self._host = room, cores, host
+        self._room, self._cores, self._host, self._seat = room, cores, host, seat
         self._settings, self._worker, self._config, self._placement = settings, worker, config, placement
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -99,9 +130,12 @@ class ActorGroup:
         import ray
 
         actor, home, info = self.placed(rank)
+        worker = ray.cloudpickle.dumps((self._worker, self._config, info))
+        if self._seat is not None:
+            gpus = [gpu for shared in self._seat.homes() for gpu in shared.gpus]
+            return actor.start.remote(worker, os.environ.get("OMP_NUM_THREADS"), gpus=gpus)
         neighbours = [other for _, other, _ in self.actors if other.node == home.node]
         divided = str(max(1, home.cores // len(neighbours))) if len(neighbours) > 1 else None
-        worker = ray.cloudpickle.dumps((self._worker, self._config, info))
         if self._cores is not None and home.node == ray.get_runtime_context().get_node_id():
             cores = slice_for_rank(self._cores, neighbours.index(home), len(neighbours))
             return actor.start.remote(worker, str(len(cores)), cores)
@@ -122,30 +156,14 @@ class ActorGroup:
 
     def _start(self) -> "list[tuple[ActorHandle, Location, RankInfo]]":
         import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         end = time.monotonic() + self._settings.start_deadline
-        total = ray.cluster_resources()
-        whole = self._resources(total)
-        each, room = self._room.part(whole), self._room
-        with room.lock:
-            room.enter(self)
-            if room.group is None:
-                self._make_room(whole, total, end)
         environment = self._settings.runtime_env.get(self._worker.__name__)
         actors = [
             ray.remote(self._host)
-            .options(
-                max_concurrency=self._host.concurrency,
-                num_cpus=each["CPU"],
-                num_gpus=each.get("GPU", 0),
-                runtime_env=environment,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    room.group, placement_group_bundle_index=rank * room.bundles // self._placement.ranks
-                ),
-            )
+            .options(max_concurrency=self._host.concurrency, runtime_env=environment, **place)
             .remote()
-            for rank in range(self._placement.ranks)
+            for place in (self._in_room(end) if self._seat is None else self._in_seat(self._seat))
         ]
         try:
             homes = ray.get([actor.home.remote() for actor in actors], timeout=max(1.0, end - time.monotonic()))
@@ -159,6 +177,37 @@ class ActorGroup:
             ) from None
         infos = rank_infos(self._placement, meeting)
         return [(actors[index], homes[index], info) for index, info in zip(order, infos, strict=True)]
+
+    def _in_room(self, end: float) -> list[dict[str, Any]]:
+        """Return Ray's options for each rank's actor in the placement group, which is made if it isn't there."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        total = ray.cluster_resources()
+        whole = self._resources(total)
+        each, room = self._room.part(whole), self._room
+        with room.lock:
+            room.enter(self)
+            if room.group is None:
+                self._make_room(whole, total, end)
+        bundles = [rank * room.bundles // self._placement.ranks for rank in range(self._placement.ranks)]
+        return [
+            {
+                "num_cpus": each["CPU"],
+                "num_gpus": each.get("GPU", 0),
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    room.group, placement_group_bundle_index=bundle
+                ),
+            }
+            for bundle in bundles
+        ]
+
+    def _in_seat(self, seat: Seat) -> list[dict[str, Any]]:
+        """Return Ray's options for one actor on the node of a seat."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = seat.homes()[0].node
+        return [{"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}]
 
     def _make_room(self, each: dict[str, float], total: dict[str, float], end: float) -> None:
         import ray

@@ -42,8 +42,8 @@ class ActorProcess:
         self.lost = ""
         seconds = process.start_s + process.install_s * bool(process.requirements)
         self._address = address
-        self._cluster = RayClusterConfig(address=address, cpus_per_rank=cpus, gpus_per_rank=0, start_deadline=seconds)
-        self._actor: Actor = self._cluster.serve(Relay, process, 1, _SILENCE)
+        config = RayClusterConfig(address=address, cpus_per_rank=cpus, gpus_per_rank=0, start_deadline=seconds)
+        self._actor: Actor = config.build().serve(Relay, process, 1, _SILENCE)
 
     async def start(self) -> None:
         from whet.cluster.ray_connection import connect, leave

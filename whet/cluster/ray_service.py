@@ -1,5 +1,5 @@
-"""An object in a Ray actor with a separate placement group, on any node with enough resources. Its methods are
-coroutines.
+"""An object in a Ray actor, with a separate placement group on any node with enough resources, or with devices of a
+learner's ranks. Its methods are coroutines.
 
 Who waits for whom: a call awaits its answer as long as the actor's event loop responds to pings, which are sent after
 each ``deadline`` of silence. The first call waits for resources and for the actor.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from whet.base.errors import DeadlineError, WhetError, WorkerError
 from whet.cluster.base import Placement
 from whet.cluster.ray_actor import RayAsyncHost
-from whet.cluster.ray_cluster import ActorGroup, plain_errors
+from whet.cluster.ray_cluster import ActorGroup, Seat, plain_errors
 from whet.cluster.ray_connection import connect, leave
 from whet.cluster.ray_room import Room
 from whet.config import Config
@@ -32,10 +32,17 @@ class ActorService:
     """See ``Service``."""
 
     def __init__(
-        self, settings: "RayClusterConfig", service: type, config: Config, devices: int, deadline: float
+        self,
+        settings: "RayClusterConfig",
+        service: type,
+        config: Config,
+        devices: int,
+        deadline: float,
+        seat: Seat | None = None,
     ) -> None:
         self._settings, self._deadline, self._name = settings, deadline, service.__name__
-        self._group = ActorGroup(settings, Room(), service, config, Placement(devices=devices), host=RayAsyncHost)
+        placement = Placement(devices=devices)
+        self._group = ActorGroup(settings, Room(), service, config, placement, host=RayAsyncHost, seat=seat)
         self._starting = asyncio.Lock()
         self._connected = self._started = self._closed = False
 

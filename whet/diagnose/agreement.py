@@ -53,9 +53,9 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
     async with Closing() as closing:
         scratch = closing.enter_context(Scratch("doctor"))
         renderer = build_renderer(recipe)
-        feed = SampledFeed(recipe, renderer, filters=())  # all answers, without reward filters
-        closing.closes("the feed", feed.close)
         cluster = await closing.enter_async_context(open_cluster(recipe))
+        feed = SampledFeed(recipe, renderer, filters=(), cluster=cluster)  # all answers, without reward filters
+        closing.closes("the feed", feed.close)
         learners = await closing.enter_async_context(open_learners(recipe, scratch, cluster))
         trained = recipe.algorithm.losses
         policy = Policy(renderer, learners, trained, feed.devices, feed.distribution, feed.sampler)

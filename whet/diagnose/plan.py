@@ -209,7 +209,11 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int, gpu: bool) -> Non
         plan.first_refit = (size.sent + size.adapters) * number * config.replicas
         plan.refit, plan.refit_tensors = size.adapters * number * config.replicas, 2 * size.adapted
         engine.always["adapter"] = 2 * size.adapters * number  # as received, and in the layers
-    if config.on_cluster:
+    if recipe.shares_nodes:
+        plan.layout.append(
+            f"engines {config.replicas}: each takes turns with {config.ranks} ranks of the learner on their devices"
+        )
+    elif config.on_cluster:
         plan.layout.append(
             f"engines {config.replicas}: each on any node, with {config.ranks} devices that Ray reserves for it, "
             f"{config.replicas * config.ranks} in total, in addition to the learners' devices"

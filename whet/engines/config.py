@@ -19,6 +19,7 @@ from whet.processes.user_code import place_of
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+    from whet.cluster.base import Cluster
     from whet.cluster.config import ClusterConfig, DevicesConfig
     from whet.engines.base import Engine, PausableEngine
     from whet.models.image_processor import ImageProcessor
@@ -45,7 +46,7 @@ class Deployment:
     cores: Sequence[int] | None = None  # the numbers of the cores it is bound to; None: not bound
     gpus: tuple[str, ...] = ()  # its GPUs, as in CUDA_VISIBLE_DEVICES; empty: all GPUs that the process sees
     sleeps: bool = False  # it frees its GPU memory while the learner computes
-    cluster: "ClusterConfig | None" = None  # the cluster of replicas with ``generator.on_cluster``
+    cluster: "Cluster | None" = None  # the cluster of replicas with ``generator.on_cluster``
     adapter: Adapter | None = None  # published separately from the frozen weights; None: weights are merged
     record_experts: bool = False  # completions have the experts of their tokens
     images: "ImageProcessor | None" = None  # of a model that reads images
@@ -80,8 +81,8 @@ class GeneratorConfig(Config, ABC):
     continue."""
     on_cluster: bool = False
     """With ``cluster=ray`` and an engine in separate processes: each replica runs on any node with room, where Ray
-    reserves GPUs (one for each rank) and cores for it. Otherwise all replicas run on the node where the run was
-    started."""
+    reserves GPUs (one for each rank) and cores for it; with ``devices.placement=colocated`` on the GPUs of as many
+    ranks of the learner. Otherwise all replicas run on the node where the run was started."""
     on_refit: Literal["recompute", "keep"] = "recompute"
     """Treatment of the KV cache of requests in flight when new weights arrive (``rollouts.max_staleness`` above 0).
     ``recompute``: it is computed again from the tokens, so that each later token is sampled from the new policy.
@@ -147,8 +148,8 @@ class GeneratorConfig(Config, ABC):
             yield f"{purpose}; set cluster=ray, or leave it out"
         if self.gpus:
             yield f"{purpose}, where Ray assigns GPUs to each; leave generator.devices out"
-        if devices.placement == "colocated" or devices.generator_cores is not None:
-            yield f"{purpose}, but devices is for this machine; leave devices.placement and generator_cores out"
+        if devices.generator_cores is not None:
+            yield f"{purpose}, but devices.generator_cores is for this machine; leave it out"
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
         """Return why an engine can't run a model, or None."""
@@ -183,7 +184,7 @@ class GeneratorConfig(Config, ABC):
             if self.on_cluster:
                 from whet.engines.remote import RemoteGenerator
 
-                return RemoteGenerator(self, model, tokenizer, deployment)
+                return RemoteGenerator(self, model, tokenizer, deployment, number)
             cores = deployment.cores  # in this process all replicas share one compute thread
             if cores is not None and not self.in_process:
                 cores = slice_for_rank(cores, number, self.replicas)

@@ -97,13 +97,17 @@ class RemoteGenerator:
         model: "PretrainedConfig",
         tokenizer: "PreTrainedTokenizerBase | None",
         deployment: Deployment,
+        number: int = 0,
     ) -> None:
+        """``number``: of the replica. With ``deployment.sleeps`` it has the devices of as many ranks of the learner as
+        it has ranks itself, the first replica of the first ones."""
         if deployment.cluster is None:
             raise WhetError("generator.on_cluster needs a run with a cluster")
         self.config = config
         self._arguments = (model, tokenizer, replace(deployment, cluster=None, cores=None))
         self._built: asyncio.Future[None] | None = None  # the engine, once it was requested
-        self.service = deployment.cluster.serve(HostedEngine, config, config.ranks, config.deadline)
+        shares = number * config.ranks if deployment.sleeps else None
+        self.service = deployment.cluster.serve(HostedEngine, config, config.ranks, config.deadline, shares)
         self._metrics = Metrics()
         self._streams = itertools.count()
 

@@ -40,8 +40,9 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
     )
 
 
-def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Engine[object]":
-    """Return a generator whose weights are still to be written."""
+def build_generator(recipe: "Recipe", renderer: "Renderer", cluster: "Cluster | None" = None) -> "Engine[object]":
+    """Return a generator whose weights are still to be written. ``cluster``: where it runs with
+    ``generator.on_cluster``."""
     from whet.engines.config import Adapter, Deployment
     from whet.models.loading import adapted_modules, load_images, load_model_config
     from whet.processes.machine import split_cores
@@ -56,7 +57,7 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Engine[object]":
     deployment = Deployment(
         cores,
         sleeps=sleeps,
-        cluster=recipe.cluster,
+        cluster=cluster,
         adapter=adapter,
         record_experts=replays,
         images=None if recipe.model.vision is None else load_images(recipe.model),
@@ -64,14 +65,14 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Engine[object]":
     return recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer, deployment)
 
 
-def further_players(recipe: "Recipe") -> "dict[str, Player]":
+def further_players(recipe: "Recipe", cluster: "Cluster | None") -> "dict[str, Player]":
     """Return the further policies of a run as players of their roles; their weights are still to be written."""
     from whet.rollouts.session import Player
 
     players = {}
     for name, policy_recipe in models_of(recipe):
         renderer = build_renderer(policy_recipe)
-        players[name] = Player(build_generator(policy_recipe, renderer), renderer)
+        players[name] = Player(build_generator(policy_recipe, renderer, cluster), renderer)
     return players
 
 

@@ -40,6 +40,7 @@ from whet.tasks.listing import tasks_of
 from whet.tasks.validate import require
 
 if TYPE_CHECKING:
+    from whet.cluster.base import Cluster
     from whet.run.recipe import Recipe
     from whet.run.steps import Lesson
 
@@ -81,7 +82,8 @@ class Feed:
 
 
 class SampledFeed(Feed):
-    """Episodes of the policy over a task set, through a generator. ``filters`` are the algorithm's by default."""
+    """Episodes of the policy over a task set, through a generator. ``filters`` are the algorithm's by default.
+    ``cluster``: where engines run with ``generator.on_cluster``."""
 
     def __init__(
         self,
@@ -89,11 +91,12 @@ class SampledFeed(Feed):
         renderer: Renderer,
         filters: tuple[Filter, ...] | None = None,
         devices: Devices | None = None,
+        cluster: "Cluster | None" = None,
     ) -> None:
         self.recipe, self.renderer = recipe, renderer
         self.devices = devices or Devices({}, shared=False)
-        self.generator = build_generator(recipe, renderer)
-        self.players = further_players(recipe)
+        self.generator = build_generator(recipe, renderer, cluster)
+        self.players = further_players(recipe, cluster)
         generators = [self.generator, *(player.generator for player in self.players.values())]
         if recipe.devices.placement == "colocated" or all(isinstance(each, PausableEngine) for each in generators):
             each_pauses = [pausable(each, "devices.placement=colocated") for each in generators]
@@ -145,7 +148,7 @@ class SampledFeed(Feed):
         }
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
-        self.recipe.weights.check_device(learners["policy"].facts.device)
+        self.recipe.weights.check_device(learners["policy"].facts.device, self.recipe.shares_nodes)
         self.rollouts.ledger.compare(folder)
         if self.recipe.validation.required:
             await require(self.recipe.taskset, self.recipe.validation.samples)

@@ -198,6 +198,11 @@ class Recipe(Config):
         return all(each.in_process for each in self.generators) and not self.cluster.has_processes
 
     @property
+    def shares_nodes(self) -> bool:
+        """Return whether engines on the nodes of a cluster have the devices of the learner's ranks, in turns."""
+        return self.generator.on_cluster and self.devices.placement == "colocated"
+
+    @property
     def generators(self) -> tuple[GeneratorConfig, ...]:
         """The engines of all policies, the main one's first."""
         further = (policy.generator or self.generator for policy in self.policies.values())

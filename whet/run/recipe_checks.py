@@ -73,6 +73,7 @@ def _problems_of_parts(recipe: "Recipe") -> Iterator[str]:
     yield from recipe.devices.problems(recipe.cluster, samples)
     if samples:
         yield from recipe.generator.problems(recipe.cluster, recipe.devices)
+        yield from _problems_of_shared_nodes(recipe)
         yield from recipe.endpoint.problems()
         yield from recipe.evaluation.problems(recipe.sampling)
         yield from _problems_of_pausing(recipe)
@@ -122,6 +123,16 @@ def _problems_of_vision(recipe: "Recipe", samples: bool) -> Iterator[str]:
         yield (
             f"model.vision = {recipe.model.vision} reads images, which {setting} does not support; leave "
             "it out, use generator=torch or vllm, and an algorithm with one model, or leave model.vision out"
+        )
+
+
+def _problems_of_shared_nodes(recipe: "Recipe") -> Iterator[str]:
+    engines, ranks = recipe.generator.replicas * recipe.generator.ranks, recipe.parallel.ranks
+    if recipe.shares_nodes and engines > ranks:
+        yield (
+            "devices.placement = colocated with generator.on_cluster places each rank of an engine on the device of a "
+            f"rank of the learner, but {recipe.generator.replicas} replicas have {engines} ranks and the learner has "
+            f"{ranks}; lower generator.replicas, or leave generator.on_cluster or devices.placement out"
         )
 
 

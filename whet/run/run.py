@@ -20,6 +20,7 @@ from whet.checkpoint.lock import run_lock
 from whet.checkpoint.mirror import Mirror
 from whet.checkpoint.policy import FURTHER
 from whet.checkpoint.store import CheckpointStore
+from whet.cluster.base import Cluster
 from whet.cluster.lease import Devices, TenantGroup
 from whet.config import dump_yaml, load
 from whet.config.yaml_text import parse_mapping
@@ -125,7 +126,7 @@ async def open_run(
     recipe: Recipe, folder: Path, resuming: bool, stop: StopRequest | None = None, restarts: Restarts | None = None
 ) -> AsyncIterator[Run]:
     """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
-    from whet.run.build import build_renderer, check_experts, check_megatron, check_reward_model
+    from whet.run.build import build_renderer, check_experts, check_megatron, check_reward_model, open_cluster
 
     async with Closing() as closing:
         in_turns = recipe.in_turns and choose_device().type == "cpu"  # the generator need not keep its weights
@@ -136,7 +137,8 @@ async def open_run(
             check_megatron(checked)
             check_reward_model(checked)
         renderer = build_renderer(recipe)
-        feed = _build_feed(recipe, renderer, devices)  # the errors that are found quickly come first
+        cluster = await closing.enter_async_context(open_cluster(recipe))  # nothing is started
+        feed = _build_feed(recipe, renderer, devices, cluster)  # the errors that are found quickly come first
         closing.closes("the feed", feed.close)
         recipe = recipe.with_steps(feed.groups_per_epoch)
         store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
@@ -148,7 +150,7 @@ async def open_run(
         sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
         closing.closes("the sinks", sinks.close)
         PROGRESS.begin("loading the model")
-        policy, *further = await _open_policies(recipe, folder, renderer, feed, devices, closing)
+        policy, *further = await _open_policies(recipe, folder, renderer, feed, devices, cluster, closing)
         devices.tenants["learning"] = TenantGroup(
             learner for each in (policy, *further) for learner in each.learners.values()
         )
@@ -197,13 +199,18 @@ async def open_run(
 
 
 async def _open_policies(
-    recipe: Recipe, folder: Path, renderer: Renderer, feed: Feed, devices: Devices, closing: Closing
+    recipe: Recipe,
+    folder: Path,
+    renderer: Renderer,
+    feed: Feed,
+    devices: Devices,
+    cluster: Cluster,
+    closing: Closing,
 ) -> list[Policy]:
-    """Open the learners of each policy, the main one first. ``closing`` closes them."""
-    from whet.run.build import build_renderer, open_cluster, open_learners
+    """Open the learners of each policy on the cluster, the main one first. ``closing`` closes them."""
+    from whet.run.build import build_renderer, open_learners
 
     samplers = {"": feed.sampler, **feed.further}
-    cluster = await closing.enter_async_context(open_cluster(recipe))
     policies = []
     for name, policy_recipe in (("", recipe), *models_of(recipe)):
         place = folder / FURTHER / name if name else folder
@@ -218,13 +225,13 @@ async def _open_policies(
     return policies
 
 
-def _build_feed(recipe: Recipe, renderer: Renderer, devices: Devices) -> Feed:
+def _build_feed(recipe: Recipe, renderer: Renderer, devices: Devices, cluster: Cluster) -> Feed:
     """Return the feed that the recipe's algorithm learns from. A generator becomes a tenant of the devices."""
     online = isinstance(recipe.algorithm, OnlineAlgorithm)
     if online and recipe.rollouts.replay is not None:
         kept = KeptSource(Path(recipe.rollouts.replay))
         return Feed(kept, recipe.sampling.distribution, recipe.sampling.max_new_tokens)
-    return SampledFeed(recipe, renderer, devices=devices) if online else RowsFeed(recipe, renderer)
+    return SampledFeed(recipe, renderer, devices=devices, cluster=cluster) if online else RowsFeed(recipe, renderer)
 
 
 def rewind(folder: Path, step: int) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from whet.base.errors import ConfigError, RefitError
+from whet.base.errors import RefitError
 from whet.parallel.mesh import Ranks, device_id
 from whet.weights.manifest import Manifest, fill, largest_bucket, views
-from whet.weights.shared_memory import Handle, machine, open_shared, settle, share
+from whet.weights.shared_memory import Handle, open_shared, settle, share
 
 BUFFERS = 2
 Handles = dict[str, list[Handle]]
@@ -41,14 +41,7 @@ class BufferWriter:
             handles = self._make_room()
         if handles is None:  # on all ranks alike, because they have the same manifests
             return None
-        everywhere = self._ranks.all_gather((machine(), device_id(self.device), handles))
-        machines = {where for where, _, _ in everywhere}
-        if len(machines) > 1:
-            raise ConfigError(
-                "weights.transport=cuda_ipc shares the memory of one machine's GPUs, but the learner's ranks are on "
-                f"{len(machines)} machines; set weights.transport=collective"
-            )
-        return {device: handles for _, device, handles in everywhere}, self._memory[0].numel()
+        return dict(self._ranks.all_gather((device_id(self.device), handles))), self._memory[0].numel()
 
     def _make_room(self) -> list[Handle] | None:
         size = largest_bucket(self._manifest)

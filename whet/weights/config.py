@@ -100,8 +100,14 @@ class WeightSyncConfig(RefitConfig):
                 "learner and engine are with devices.placement = colocated; set weights.transport=cuda_ipc"
             )
 
-    def check_device(self, device: str) -> None:
-        """Raise ``ConfigError`` if weights on a learner's ``device`` can't use this transport."""
+    def check_device(self, device: str, shared: bool = False) -> None:
+        """Raise ``ConfigError`` if weights on a learner's ``device`` can't use this transport. ``shared``: engines on
+        the nodes of a cluster have the devices of the learner's ranks."""
+        if shared and device.startswith("cuda") and self.transport not in ("cuda_ipc", "disk"):
+            raise ConfigError(
+                "engines share the learner's GPUs (generator.on_cluster, devices.placement=colocated), between which "
+                "NCCL refuses to send; set weights.transport=cuda_ipc"
+            )
         if self.transport == "cuda_ipc" and not device.startswith("cuda"):
             raise ConfigError(
                 f"weights.transport=cuda_ipc uses a GPU's memory, but the learner computes on {device}; set "
@@ -130,6 +136,8 @@ class WeightSyncConfig(RefitConfig):
                 f"{purpose}, but devices.placement = {devices.placement} gives them different GPUs; set "
                 "devices.placement=colocated, or weights.transport=collective or shared_memory"
             )
+        if generator.on_cluster:
+            return
         if not generator.gpus:
             yield f"{purpose}, one rank of each on a GPU, but generator.devices doesn't name them; set it"
         elif len(set(generator.gpus)) < len(generator.gpus):

@@ -171,10 +171,10 @@ class EngineSync:
             delta=config.delta,
         )
         handshake = await source.begin_weights(request)
-        if self._transport in ("shared_memory", "cuda_ipc") and self._machines != {handshake.machine}:
+        if self._transport == "shared_memory" and self._machines != {handshake.machine}:
             if config.transport is not None:
                 raise ConfigError(
-                    f"weights.transport={config.transport} uses one machine's memory, but the learner is on "
+                    "weights.transport=shared_memory uses one machine's memory, but the learner is on "
                     "a different one than an engine; set weights.transport=collective, or leave it out"
                 )
             self._transport = "collective"
