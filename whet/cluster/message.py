@@ -35,7 +35,8 @@ def packed(value: object) -> list[memoryview]:
     """Pickle ``value``. The parts refer to its tensors' memory, which must not change until they are sent."""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(file, 5, buffer_callback=buffers.append).dump(value)
-    parts = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    # Not getbuffer: Python before 3.12.2 crashes when the garbage collector finds that in a cycle.
+    parts = [memoryview(file.getvalue()), *(buffer.raw() for buffer in buffers)]
     head = struct.pack(f"<{1 + len(parts)}Q", len(parts), *map(len, parts))
     return [
         padded for part in (memoryview(head), *parts) for padded in (part, memoryview(bytes(-len(part) % _ALIGNED)))
