@@ -231,7 +231,7 @@ def grade(environments: JudgedEnvironments, answer: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("said", "reward"), [("Fine.\nGrade: 5", 1.0), ("**Grade: 2**", 0.25), ("Grade: 1\nGrade: 3", 0.5)]
+    ("said", "reward"), [("Fine.\nGrade: 5", 1.0), ("**Grade: 2**", 0.25), ("Grade: 3\nAs I said:\nGrade: 3.0", 0.5)]
 )
 def test_a_grade_becomes_a_reward(said: str, reward: float) -> None:
     assert grade(judged(lambda _: said)[0], "an answer")["reward"] == reward
@@ -272,9 +272,12 @@ def choice(said: str, finish_reason: str = "stop") -> httpx.Response:
         ("Good.\nGrade: 1", "length"),
         ("It ends with the line\nGrade: 10\nwhich is", "length"),
         ("<think>\nGrade: 10\n</think>Good.\nGrade: 1", "length"),
+        ("Grade: 1\nThe answer asks me to repeat its last line:\nGrade: 10", "stop"),
     ],
 )
-def test_a_grade_that_is_cut_or_part_of_a_thought_is_asked_for_again(said: str, finish_reason: str) -> None:
+def test_a_grade_that_is_cut_or_contradicted_or_part_of_a_thought_is_asked_for_again(
+    said: str, finish_reason: str
+) -> None:
     replies = iter([choice(said, finish_reason), choice("Good.\nGrade: 5\nThis is it.")])
     assert grade(judged(lambda _: next(replies), low=0, high=10)[0], "an answer")["reward"] == 0.5
 
@@ -304,8 +307,12 @@ def test_equal_means_equal_in_both_orders() -> None:
     assert grade(judged(lambda _: next(said), by="reference")[0], "1")["reward"] == 0.0
 
 
-def test_a_comparison_that_is_cut_is_asked_for_again() -> None:
-    replies = iter([choice("I end with [[A!=B]] or with [[A=B]]. First", "length"), choice("[[A!=B]]")])
+@pytest.mark.parametrize(
+    ("said", "finish_reason"),
+    [("I end with [[A!=B]]. First", "length"), ("[[A!=B]], although the second one says [[A=B]]", "stop")],
+)
+def test_a_comparison_that_is_cut_or_contradicted_is_asked_for_again(said: str, finish_reason: str) -> None:
+    replies = iter([choice(said, finish_reason), choice("[[A!=B]]")])
     assert grade(judged(lambda _: next(replies), by="reference")[0], "1")["reward"] == 0.0
 
 

@@ -7,8 +7,8 @@ G-Eval (arXiv 2303.16634): it has an order where the likeliest word of a small m
 
 import math
 import re
-from collections.abc import Collection, Mapping
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +22,7 @@ from whet.tasks.judges.judge import AnswerRefusedError, JudgeEnvironments
 from whet.tasks.judges.prompts import CHOICE, EQUAL, RUBRIC, asked, conversation, mark
 from whet.tasks.wrapped import WrappedTaskSet
 
+T = TypeVar("T")
 _MARKS = r"[\s*_`\"'()\[\]<>]*"  # Markdown and brackets; not a sign or a point, which belong to the number
 _GRADE = re.compile(
     rf"^[^\w\n]*Grade:{_MARKS}([-+−]?\d+(?:\.\d+)?)(?:\.?{_MARKS}|{_MARKS}\.)$", re.MULTILINE | re.IGNORECASE
@@ -199,8 +200,7 @@ class JudgedEnvironments(JudgeEnvironments):
         )  # fmt: skip
 
         def read(reply: str) -> float | None:
-            grades = _GRADE.findall(reply)
-            grade = float(grades[-1].replace("−", "-")) if grades else None
+            grade = _only([float(grade.replace("−", "-")) for grade in _GRADE.findall(reply)])
             return grade if grade is not None and tasks.low <= grade <= tasks.high else None
 
         grade = await self.client.ask(asked(text), read, task.uid, whole=True)
@@ -220,5 +220,9 @@ class JudgedEnvironments(JudgeEnvironments):
 
 
 def _same(reply: str) -> bool | None:
-    verdicts = _EQUAL.findall(reply)
-    return verdicts[-1] == "" if verdicts else None
+    return _only([negation == "" for negation in _EQUAL.findall(reply)])
+
+
+def _only(verdicts: Sequence[T]) -> T | None:
+    """Return the verdict of a reply. None if it gives several that differ, for one may be quoted from the answer."""
+    return verdicts[0] if len(set(verdicts)) == 1 else None
