@@ -110,6 +110,14 @@ def test_a_reward_model_takes_the_losses_of_its_head(tmp_path: Path, loss: str) 
     assert made.algorithm.reads == frozenset()
 
 
+def test_a_loss_of_pairs_refuses_rows_with_one_answer_each(tmp_path: Path) -> None:
+    rows = [{"prompt": "2 + 2?", "answer": str(n), "score": n} for n in range(4)]
+    scored = tmp_path, "scored", write_rows(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(ConfigError, match=r"data is scored, .*; set algorithm\.loss=score_regression"):
+        rows_recipe(*scored, {"type": "reward_model"})
+    assert rows_recipe(*scored, {"type": "reward_model", "loss": "score_regression"})
+
+
 def test_old_logprobs_are_computed_only_where_a_policy_loss_reads_them() -> None:
     losing = OnPolicyDistillation(teachers=TEACHERS, loss="on_policy_distillation", epochs=2)
     for without_ratio in (OnlineDPO(epochs=2), losing, GRPO()):

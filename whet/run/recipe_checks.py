@@ -11,8 +11,9 @@ from whet.config.base import within
 from whet.config.issues import did_you_mean
 from whet.core.types import Distribution
 from whet.data.base import ROWS, Data
-from whet.data.rows import Rows
+from whet.data.rows import Rows, ScoredRows
 from whet.engines.adapters import BASE
+from whet.losses.preference import PairLoss
 from whet.models.config import ModelConfig
 from whet.rollouts.blend import Blend, Part
 from whet.rollouts.filters import OverlongShaping
@@ -35,6 +36,12 @@ def check_parts(recipe: "Recipe") -> None:
         names = " or ".join(kind_name(kind) for kind in takes)
         is_in = "is" if other is recipe.data else "has a part of"
         raise ValueError(f"data {is_in} {kind_name(type(other))}, but {type(recipe.algorithm).__name__} takes {names}")
+    compares = any(isinstance(role.loss, PairLoss) for role in recipe.algorithm.roles.values())
+    if compares and any(isinstance(part, ScoredRows) for part in recipe.data.parts):
+        raise ValueError(
+            "data is scored, with one answer in a row, but algorithm.loss compares the two answers of a pair; set "
+            "algorithm.loss=score_regression, or data.type=preference"
+        )
     if isinstance(recipe.data, TaskSet) and not recipe.data.grades:
         raise ValueError(
             f"data is {kind_name(type(recipe.data))}, which only poses tasks: define its grade() or make(), or choose "
