@@ -50,7 +50,7 @@ def test_a_learner_that_does_not_close_is_an_error_and_the_rest_is_closed(
 ) -> None:
     with pytest.raises(RuntimeError, match="does not close"):
         run.start(toy_recipe(tiny_model, steps=1), tmp_path / "run")
-    assert closed == ["learner", "cluster", "sinks", "generator"]
+    assert closed == ["learner", "sinks", "generator", "cluster"]
 
 
 def test_it_does_not_hide_why_the_run_ended(
@@ -62,7 +62,7 @@ def test_it_does_not_hide_why_the_run_ended(
     monkeypatch.setattr(WorkerLearner, "update", update)
     with pytest.raises(DataError, match="the cause"):
         run.start(toy_recipe(tiny_model, steps=1), tmp_path / "run")
-    assert closed == ["learner", "cluster", "sinks", "generator"]
+    assert closed == ["learner", "sinks", "generator", "cluster"]
     assert "the learner of policy could not be closed: RuntimeError" in (tmp_path / "run/log.txt").read_text()
 
 

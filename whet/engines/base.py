@@ -78,7 +78,7 @@ def check_completion(completion: object, most: int) -> None:
     would count as a whole one, and a number that is not finite would be compared with the learner's."""
     if not isinstance(completion, Completion):
         problem = f"a {type(completion).__name__}, not a Completion"
-    elif not all(isinstance(column, list) for column in (completion.tokens, completion.logprobs)):
+    elif not all(isinstance(column, list | tuple) for column in (completion.tokens, completion.logprobs)):
         problem = "tokens or logprobs that are not a list"
     elif completion.finish_reason not in (reasons := get_args(FinishReason)):
         problem = f"the finish_reason {completion.finish_reason!r}; it must be one of {', '.join(reasons)}"

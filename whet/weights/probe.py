@@ -26,7 +26,7 @@ async def compare_decoding(
     config's tolerance."""
     batch = await compute(_batch, prompt, tokens, distribution or Distribution())
     scored = (await learner.score(batch, {"logprobs"}))["logprobs"]
-    if not bool(scored.isfinite().all()):
+    if not await compute(_is_finite, scored):
         raise RefitError(
             "the learner's log-probs are not finite after its last optimizer step, so its weights have NaN or infinite "
             "numbers; lower optimizer.lr, and resume from the last checkpoint"
@@ -48,6 +48,10 @@ def _batch(prompt: list[int], tokens: list[int], distribution: Distribution) -> 
     return Batch.from_groups(
         [Group("probe", Task("probe", []), [Episode([Trajectory(spans)])])], distribution=distribution
     )
+
+
+def _is_finite(scored: Tensor) -> bool:
+    return bool(scored.isfinite().all())
 
 
 def _difference(batch: Batch, scored: Tensor, decoded: list[float]) -> tuple[float, float]:
