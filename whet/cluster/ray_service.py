@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from whet.base.errors import DeadlineError, WhetError, WorkerError
 from whet.cluster.base import Placement
 from whet.cluster.ray_actor import RayAsyncHost
-from whet.cluster.ray_cluster import ActorGroup, Seat, plain_errors
 from whet.cluster.ray_connection import connect, leave
+from whet.cluster.ray_group import ActorGroup, Seat, plain_errors
 from whet.cluster.ray_room import Room
 from whet.config import Config
 
