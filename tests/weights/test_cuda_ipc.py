@@ -469,6 +469,7 @@ def test_engines_on_a_learners_nodes_have_its_gpus_and_so_need_another_transport
         recipe.weights.check_device("cuda:0", recipe.shares_nodes)
     recipe = toy_recipe(tiny_model, weights={"transport": "cuda_ipc"}, **settings)
     recipe.weights.check_device("cuda:0", recipe.shares_nodes)
+    toy_recipe(tiny_model, weights={"transport": "shared_memory"}, **settings).weights.check_device("cuda:0", True)
     settings["parallel"] = {"fsdp": 2}
     with pytest.raises(RecipeError, match=r"2 replicas have 4 ranks and the learner has 2; lower generator\.replicas"):
         toy_recipe(tiny_model, **settings)

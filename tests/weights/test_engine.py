@@ -328,6 +328,20 @@ def test_memory_that_was_asked_for_and_cannot_be_shared_is_refused(
     asyncio.run(go())
 
 
+def test_devices_are_found_by_their_ids_on_whichever_machine_the_first_rank_is(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whet.weights.sender.machine", lambda: "another node")
+
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path, {"transport": "cuda_ipc"}) as (learner, engine, sync):
+            await sync.publish(learner, engine, 1)
+            assert engine.weights_complete
+            assert sync._transport == "cuda_ipc"
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_weights_come_to_every_rank_of_every_engine(tmp_path: Path, transport: str) -> None:
     """In a collective each of the four processes has its own rank. A bound of Gemma 4's towers has no dimension."""

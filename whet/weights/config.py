@@ -103,7 +103,7 @@ class WeightSyncConfig(RefitConfig):
     def check_device(self, device: str, shared: bool = False) -> None:
         """Raise ``ConfigError`` if weights on a learner's ``device`` can't use this transport. ``shared``: engines on
         the nodes of a cluster have the devices of the learner's ranks."""
-        if shared and device.startswith("cuda") and self.transport not in ("cuda_ipc", "disk"):
+        if shared and device.startswith("cuda") and self.transport in (None, "collective"):
             raise ConfigError(
                 "engines share the learner's GPUs (generator.on_cluster, devices.placement=colocated), between which "
                 "NCCL refuses to send; set weights.transport=cuda_ipc"
