@@ -23,8 +23,12 @@ from whet.parallel.config import ParallelConfig
 pytest.importorskip("megatron.core", reason="needs Megatron Core: pip install 'whet[megatron]'")
 
 LEARNER = {"type": "megatron", "distributed_optimizer": True, "precision": "float32"}
-SHARED = {"learner": LEARNER}
-FLOAT32 = {"learner": {"precision": "float32"}}
+OPTIMIZER = {"eps": 1e-4}
+"""With the default, AdamW multiplies the rounding of gradients that are almost 0 by a thousand."""
+SHARED = {"learner": LEARNER, "optimizer": OPTIMIZER}
+FLOAT32 = {"learner": {"precision": "float32"}, "optimizer": OPTIMIZER}
+ROUNDING = 2e-6
+"""Of sums in float32 in another order, relative to the largest number: 6.5e-7 at most."""
 FSDP, TENSOR, PIPELINE, CONTEXT, EXPERT = ({size: 2} for size in ("fsdp", "tensor", "pipeline", "context", "expert"))
 LORA, VALUE = SHARED | {"lora": True}, SHARED | {"loss": "value"}
 LAST_LAYER = {"target_modules": ["layers.1.mlp.up_proj"]}
@@ -41,9 +45,10 @@ TWO = {
     "joined biases": ("qwen2", FSDP, SHARED),
     "expert": ("mixtral", FSDP | EXPERT, SHARED),
     "an idle rank": ("llama", FSDP, SHARED | {"max_tokens": ENOUGH, "groups": 1}),
-    "recomputed": ("qwen", FSDP, {"learner": LEARNER | RECOMPUTED}),
+    "recomputed": ("qwen", FSDP, SHARED | {"learner": LEARNER | RECOMPUTED}),
     "latent attention": ("deepseek, dense", FSDP, SHARED),
     "images": ("qwen2_5_vl", FSDP, SHARED | {"vision": "trained"}),
+    "images, frozen": ("qwen2_5_vl", FSDP, SHARED | {"vision": "frozen"}),
 }
 FOUR = {
     "four": ("llama", {"fsdp": 4}, SHARED),
@@ -52,6 +57,8 @@ FOUR = {
     "pipeline, interleaved": ("qwen of 4", FSDP | PIPELINE | {"stages_per_rank": 2}, SHARED),
     "pipeline, value": ("qwen", FSDP | PIPELINE, VALUE),
     "pipeline, lora": ("llama", FSDP | PIPELINE, LORA),
+    "pipeline, images": ("qwen3_vl", FSDP | PIPELINE, SHARED | {"vision": "trained"}),
+    "interleaved, images": ("idefics3 of 4", FSDP | PIPELINE | {"stages_per_rank": 2}, SHARED | {"vision": "trained"}),
     "pipeline and context": ("llama", CONTEXT | PIPELINE, SHARED),
     "replicas": ("llama", FSDP | {"replicas": 2}, SHARED),
     "experts, tensor": ("moe", FSDP | TENSOR, SHARED),
@@ -71,7 +78,7 @@ FOUR = {
 
 @tables(QUICK, TWO, FOUR)
 def test_it_learns_the_same_as_one_process(models, table):
-    check(models, table, 1e-5)
+    check(models, table, ROUNDING)
 
 
 def tied_weights(rendezvous: str, rank: int, case: Case) -> list[torch.Tensor]:
@@ -118,7 +125,7 @@ def test_a_checkpoint_resumes_on_other_ranks_and_with_other_learners(models, tmp
             outputs.append(on_ranks(case.ranks, resume, case, source, folder, steps)[0])
         source = folder
     assert_weights_unchanged(outputs)
-    assert_close(uninterrupted, outputs[-1][1], 1e-5)
+    assert_close(uninterrupted, outputs[-1][1], ROUNDING)
 
 
 MIXED = {
@@ -146,7 +153,7 @@ def test_saving_during_training_writes_the_same(models, tmp_path):
 @pytest.mark.slow
 def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
     case = Case(models["qwen"], FSDP | TENSOR, **SHARED)
-    assert_skipped(on_ranks(4, skip, case, tmp_path), case, 1e-5)
+    assert_skipped(on_ranks(4, skip, case, tmp_path), case, ROUNDING)
 
 
 @pytest.mark.slow
