@@ -194,7 +194,12 @@ def served(routes: dict[str, Answer]) -> Iterator[str]:
         listener.close()
 
 
-UNFILTERED = {"token_ids": [5], "finish_reason": "length", "logprobs": {"content": [{"logprob": -2.0}]}}
+def sampled(*logprobs: float) -> dict[str, Any]:
+    content = [{"logprob": logprob} for logprob in logprobs]
+    choice = {"token_ids": [5] * len(logprobs), "finish_reason": "length", "logprobs": {"content": content}}
+    return {"/inference/v1/generate": {"choices": [choice | {"weight_versions": []}]}}
+
+
 REFUSED = [
     ({"/health": None}, {}, "another program answers there"),
     ({"/weight_info": None}, {}, "takes no new weights.*VLLM_SERVER_DEV_MODE=1"),
@@ -203,7 +208,11 @@ REFUSED = [
     ({}, {"max_context": 1024}, "at most 512 tokens.*--max-model-len 1024"),
     ({"/tokenize": {"tokens": [1]}}, {}, "has another tokenizer than model.path"),
     ({"/inference/v1/generate": WhetError("out of vocabulary")}, {}, "serves another model"),
-    ({"/inference/v1/generate": {"choices": [UNFILTERED | {"weight_versions": []}]}}, {}, "processed_logprobs"),
+    (sampled(-2.0), {}, "-2 instead of 0.*processed_logprobs"),
+    (sampled(3.2), {}, "or logits: a token that was the only candidate has 3.2"),
+    (sampled(), {}, "sampled 0 tokens where it was asked for 1"),
+    ({"/tokenize": "<html>"}, {}, "gives no tokens of a text at /tokenize"),
+    ({"/weight_info": {}}, {}, "does not tell the version of its weights"),
     ({"/inference/v1/generate": {"choices": [{"token_ids": [5]}]}}, {}, "without tokens, log-probs or the version"),
 ]
 

@@ -205,7 +205,13 @@ class RefusedError(WhetError):
 
 async def check_tokenizer(api: Scoring, client: Client, tokenizer: "PreTrainedTokenizerBase", model: str) -> None:
     """Raise ``ConfigError`` if a server encodes a text otherwise than ``tokenizer``, that of the setting ``model``."""
-    if (theirs := await api.tokenize(_TEXT)) is None:
+    try:
+        theirs = await api.tokenize(_TEXT)
+    except (LookupError, TypeError):
+        raise ConfigError(
+            f"{client.section}: {client.url} gives no tokens of a text at /tokenize; another program may answer there"
+        ) from None
+    if theirs is None:
         return
     ours = list(tokenizer.encode(_TEXT, add_special_tokens=False))
     if theirs != ours:

@@ -167,8 +167,8 @@ class SglangApi:
     async def load(self, folder: Path, label: str) -> None:
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
         answer = await self._client.post("/update_weights_from_disk", body)
-        if not answer["success"]:
-            raise RefitError(f"{self._client.url} did not load the weights: {answer.get('message')}")
+        if not (isinstance(answer, dict) and answer.get("success")):
+            raise RefitError(f"{self._client.url} did not load the weights: {answer!r:.300}")
 
     async def rename(self, label: str) -> None:
         await self._client.post("/update_weight_version", {"new_version": label, "abort_all_requests": False})

@@ -71,6 +71,7 @@ class VllmApi:
         await self.find(context, "generator.max_context")
         if await self._client.status("/weight_info") != 200:
             raise ConfigError(f"{url} takes no new weights: /weight_info is missing; {_START}")
+        await self.weights()
         await self._client.post("/resume")  # a run that was killed may have left it paused
         only = SamplingParams(1, distribution=Distribution(temperature=0.5, top_k=1))
         try:  # with two tokens: on CPUs vLLM ends with an error where linear attention meets a prompt of one
@@ -80,10 +81,12 @@ class VllmApi:
                 f"{url} refuses a prompt with the last of the {vocabulary} tokens of model.path, so it serves another "
                 f"model, or it takes no tokens ({_START}): {error}"
             ) from None
-        if not first.logprobs[0] > -1e-3:
+        if len(first.tokens) != 1:
+            raise ConfigError(f"{url} sampled {len(first.tokens)} tokens where it was asked for 1; {_START}")
+        if not abs(first.logprobs[0]) < 1e-3:
             raise ConfigError(
-                f"{url} reports log-probs without temperature and filters: a token that was the only candidate has "
-                f"{first.logprobs[0]:.3g} instead of 0; {_START}"
+                f"{url} reports log-probs without temperature and filters, or logits: a token that was the only "
+                f"candidate has {first.logprobs[0]:.3g} instead of 0; {_START}"
             )
 
     async def tokenize(self, text: str) -> list[int] | None:
@@ -177,12 +180,15 @@ class VllmApi:
         await self._client.post("/update_weight_version", {"new_version": label})
 
     async def weights(self) -> str:
-        return str((await self._client.get("/weight_info"))["weight_version"])
+        try:
+            return str((await self._client.get("/weight_info"))["weight_version"])
+        except (LookupError, TypeError):
+            raise GeneratorError(f"{self._client.url} does not tell the version of its weights; {_START}") from None
 
     async def resume(self, clear: bool) -> None:
         if clear:
             answer = await self._client.post("/reset_prefix_cache?reset_running_requests=true")
-            if not answer["success"]:
+            if not (isinstance(answer, dict) and answer.get("success")):
                 raise GeneratorError(f"{self._client.url} did not clear the KV cache of older weights")
         await self._client.post("/resume")
 
