@@ -1,11 +1,12 @@
 """Jobs in order, turns in between, and threads that can be abandoned."""
 
+import asyncio
 import threading
 from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from whet.processes.threads import JobThread
+from whet.processes.threads import JobThread, outcome_of, run_in_thread
 
 
 @pytest.fixture
@@ -28,6 +29,19 @@ def test_what_a_job_raises_its_future_raises(thread: JobThread) -> None:
     with pytest.raises(ZeroDivisionError):
         failing.result(60)
     assert thread.submit(int, "7").result(60) == 7
+
+
+def test_an_iterator_that_is_used_up_is_an_error_and_no_wait_without_end(thread: JobThread) -> None:
+    def first() -> int:
+        return next(iter(list[int]()))
+
+    async def both() -> None:
+        for answer in (run_in_thread(first, "first"), outcome_of(thread.submit(first))):
+            with pytest.raises(RuntimeError, match=r"StopIteration: next\(\) found no further item") as error:
+                await asyncio.wait_for(answer, 20)
+            assert isinstance(error.value.__cause__, StopIteration)
+
+    asyncio.run(both())
 
 
 def test_a_job_that_is_cancelled_before_it_began_never_runs(thread: JobThread) -> None:

@@ -34,6 +34,16 @@ async def outcome_of(future: "Future[T]") -> T:
         raise
 
 
+def _passed_on(error: BaseException) -> BaseException:
+    """Return the error for a future. asyncio passes no ``StopIteration`` to a waiting coroutine, which would wait for
+    ever: as Python does where a coroutine raises it, it becomes the cause of a ``RuntimeError``."""
+    if not isinstance(error, StopIteration):
+        return error
+    replaced = RuntimeError("the call raised StopIteration: next() found no further item")
+    replaced.__cause__ = error
+    return replaced
+
+
 async def run_in_thread(call: Callable[[], T], name: str) -> T:
     """Return ``call()``, run in a new thread. Raises the exception of the call, ``UserCodeExit`` for one that is not an
     ``Exception``."""
@@ -44,7 +54,7 @@ async def run_in_thread(call: Callable[[], T], name: str) -> T:
         try:
             future.set_result(call())
         except Exception as error:
-            future.set_exception(error)
+            future.set_exception(_passed_on(error))
         except BaseException as error:
             future.set_exception(UserCodeExit(format_error(error)))
 
@@ -64,7 +74,7 @@ class _Job:
         try:
             self.future.set_result(self.work())
         except BaseException as error:
-            self.future.set_exception(error)
+            self.future.set_exception(_passed_on(error))
 
 
 class JobThread:
