@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.tiny import tiny_tokenizer
@@ -50,11 +51,19 @@ def written(session: Session) -> list[tuple[str, bool]]:
         ({"logprobs": [-1.0]}, "5 tokens with 1 log-probs"),
         ({"logprobs": [math.nan] * 5}, "a log-prob that is not a finite number"),
         ({"logprobs": ["-1.0"] * 5}, "a log-prob that is not a finite number"),
-        ({"tokens": None}, "tokens or logprobs that are not a list"),
+        ({"tokens": None}, "tokens, logprobs or likeliest that are not a list"),
         ({"tokens": [5.0] * 5}, "a token that is not an int"),
         ({"tokens": [-3] * 5}, "token -3 or -3, which no vocabulary has"),
         ({"tokens": [2**70] * 5}, "token .*, which no vocabulary has"),
         ({"tokens": [5] * 101, "logprobs": [-1.0] * 101}, "101 tokens where max_new_tokens is 100"),
+        ({"logprobs": [1.5] * 5}, "the log-prob 1.5, which is above 0"),
+        ({"versions": None}, "the versions None; they must be the oldest and the newest"),
+        ({"versions": (3, 2)}, r"the versions \(3, 2\)"),
+        ({"versions": 3}, "the versions 3;"),
+        ({"cached": None}, "None cached tokens of a prompt of"),
+        ({"cached": 10_000}, "10000 cached tokens of a prompt of"),
+        ({"likeliest": [{}]}, "likeliest that doesn't have one dict for each of 5 tokens"),
+        ({"experts": np.zeros((3, 1, 1))}, "experts that don't have one row for each of"),
         (None, "a dict, not a Completion"),
     ],
 )
@@ -64,7 +73,7 @@ def test_an_engine_that_returns_something_else_is_named(change: dict[str, Any] |
             completion = await super().sample(prompt, params, session)
             return {} if change is None else replace(completion, **change)  # type: ignore[return-value]
 
-    with pytest.raises(DataError, match=f"sample of the engine returned {problem}"):
+    with pytest.raises(DataError, match=f"sample of the engine Other returned {problem}"):
         said(Other("four"))
 
 

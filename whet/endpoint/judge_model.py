@@ -16,7 +16,7 @@ from whet.chat.renderer import Renderer
 from whet.core.content import text_of
 from whet.core.types import Distribution, Message
 from whet.endpoint.request import ApiError, openai_error
-from whet.engines.base import Completion, Engine, SamplingParams
+from whet.engines.base import Completion, Engine, SamplingParams, check_completion
 from whet.tasks.judges.config import adapter_of
 
 
@@ -68,7 +68,8 @@ class JudgeModel:
         )  # fmt: skip
         if request.logprobs:
             params = replace(params, distribution=Distribution(), likeliest=request.top_logprobs, among=tuple(among))
-        completion = await self.generator.sample(prompt, params, "judge")
+        sampled = await self.generator.sample(prompt, params, "judge")
+        completion = check_completion(sampled, prompt, params, self.generator)
         if completion.finish_reason == "aborted":
             return _refused(ApiError(503, "the engine is closed"))
         reply = self.renderer.parse_reply(completion.tokens)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", covariant=True)
 FinishReason = Literal["stop", "length", "aborted"]
+_ROUNDING = 0.01  # nats by which a log-prob may be above 0
 _MOST_TOKENS = 2**31  # ids are int32 in a batch, which is checked against the model's own vocabulary
 
 
@@ -73,28 +74,52 @@ class Completion:
     experts: "Ids | None" = None  # [prompt + tokens, layers, k], if recorded; the last token has none
 
 
-def check_completion(completion: object, most: int) -> None:
-    """Raise ``DataError`` for what no engine may return to a request of at most ``most`` tokens: a reply that was cut
-    would count as a whole one, and a number that is not finite would be compared with the learner's."""
+def check_completion(completion: object, prompt: Sequence[int], params: SamplingParams, engine: object) -> Completion:
+    """Return what ``engine`` sampled. Raises ``DataError`` for what no engine may return to a request: a reply that was
+    cut would count as a whole one, and a number that is not finite would be compared with the learner's."""
     if not isinstance(completion, Completion):
-        problem = f"a {type(completion).__name__}, not a Completion"
-    elif not all(isinstance(column, list | tuple) for column in (completion.tokens, completion.logprobs)):
-        problem = "tokens or logprobs that are not a list"
-    elif completion.finish_reason not in (reasons := get_args(FinishReason)):
-        problem = f"the finish_reason {completion.finish_reason!r}; it must be one of {', '.join(reasons)}"
-    elif len(completion.tokens) != len(completion.logprobs):
-        problem = f"{len(completion.tokens)} tokens with {len(completion.logprobs)} log-probs"
-    elif len(completion.tokens) > most:
-        problem = f"{len(completion.tokens)} tokens where max_new_tokens is {most}"
-    elif not {*map(type, completion.tokens)} <= {int}:
-        problem = "a token that is not an int"
-    elif min(completion.tokens, default=0) < 0 or max(completion.tokens, default=0) >= _MOST_TOKENS:
-        problem = f"token {min(completion.tokens)} or {max(completion.tokens)}, which no vocabulary has"
-    elif not {*map(type, completion.logprobs)} <= {float, int} or not math.isfinite(sum(completion.logprobs)):
-        problem = "a log-prob that is not a finite number"
+        problem: str | None = f"a {type(completion).__name__}, not a Completion"
     else:
-        return
-    raise DataError(f"sample of the engine returned {problem}")
+        problem = _problem(completion, len(prompt), params.max_new_tokens)
+    if problem is not None:
+        raise DataError(f"sample of the engine {type(engine).__name__} returned {problem}")
+    assert isinstance(completion, Completion)
+    return completion
+
+
+def _problem(completion: Completion, prompt: int, most: int) -> str | None:
+    """Return in words what is wrong with a completion of ``prompt`` tokens by at most ``most``."""
+    tokens, logprobs, versions = completion.tokens, completion.logprobs, completion.versions
+    likeliest, experts = completion.likeliest, completion.experts
+    if not all(isinstance(column, list | tuple) for column in (tokens, logprobs, likeliest)):
+        return "tokens, logprobs or likeliest that are not a list"
+    if completion.finish_reason not in (reasons := get_args(FinishReason)):
+        return f"the finish_reason {completion.finish_reason!r}; it must be one of {', '.join(reasons)}"
+    if len(tokens) != len(logprobs):
+        return f"{len(tokens)} tokens with {len(logprobs)} log-probs"
+    if len(tokens) > most:
+        return f"{len(tokens)} tokens where max_new_tokens is {most}"
+    if not {*map(type, tokens)} <= {int}:
+        return "a token that is not an int"
+    if min(tokens, default=0) < 0 or max(tokens, default=0) >= _MOST_TOKENS:
+        return f"token {min(tokens)} or {max(tokens)}, which no vocabulary has"
+    if not {*map(type, logprobs)} <= {float, int} or not math.isfinite(sum(logprobs)):
+        return "a log-prob that is not a finite number"
+    if max(logprobs, default=0) > _ROUNDING:
+        return f"the log-prob {max(logprobs):.3g}, which is above 0"
+    if (
+        not isinstance(versions, list | tuple)
+        or [*map(type, versions)] != [int, int]
+        or not 0 <= versions[0] <= versions[1]
+    ):
+        return f"the versions {versions!r}; they must be the oldest and the newest version of the weights, as two ints"
+    if type(completion.cached) is not int or not 0 <= completion.cached <= prompt:
+        return f"{completion.cached!r} cached tokens of a prompt of {prompt}"
+    if likeliest and (len(likeliest) != len(tokens) or not all(isinstance(each, dict) for each in likeliest)):
+        return f"likeliest that doesn't have one dict for each of {len(tokens)} tokens"
+    if experts is not None and getattr(experts, "shape", ())[:1] != (prompt + len(tokens),):
+        return f"experts that don't have one row for each of {prompt + len(tokens)} tokens"
+    return None
 
 
 def prompt_metrics(tokens: int, cached: int) -> Metrics:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from whet.base.errors import GeneratorError, RefitError, WhetError, WorkerError
 from whet.base.lazy import torch_dtype
 from whet.cluster.base import RankInfo
-from whet.engines.base import Completion, SamplingParams, StreamingEngine, pausable
+from whet.engines.base import Completion, SamplingParams, StreamingEngine, check_completion, pausable
 from whet.engines.config import Deployment, GeneratorConfig
 from whet.metrics import Metrics
 
@@ -42,9 +42,10 @@ class HostedEngine:
         engine = self._config.built(model, tokenizer, replace(deployment, gpus=gpus))
         self.engine = pausable(engine, "generator.on_cluster")
 
-    async def sample(self, *request: object) -> tuple[Completion, Metrics]:
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> tuple[Completion, Metrics]:
         """Return a completion, and the metrics since the last one."""
-        return await self.engine.sample(*request), self.engine.tally()
+        completion = await self.engine.sample(prompt, params, session)
+        return check_completion(completion, prompt, params, self.engine), self.engine.tally()
 
     async def stream(
         self, number: int, prompt: list[int], params: SamplingParams, session: str
@@ -55,7 +56,8 @@ class HostedEngine:
             engine = self.engine
             if not isinstance(engine, StreamingEngine):
                 return await self.sample(prompt, params, session)
-            return await engine.stream(prompt, params, session, queue.put_nowait), self.engine.tally()
+            completion = await engine.stream(prompt, params, session, queue.put_nowait)
+            return check_completion(completion, prompt, params, engine), self.engine.tally()
         except asyncio.CancelledError:
             self._streams.pop(number, None)  # its tokens are not received any more
             raise

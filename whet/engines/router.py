@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from whet.base.errors import DeadlineError, GeneratorError, ReplicaLostError, WhetError
-from whet.engines.base import Completion, HandedOut, PausableEngine, SamplingParams, StreamingEngine
+from whet.engines.base import Completion, HandedOut, PausableEngine, SamplingParams, StreamingEngine, check_completion
 from whet.engines.placement import Placement
 from whet.metrics import Metrics
 
@@ -91,7 +91,7 @@ class Router(Generic[M]):
             try:
                 await asyncio.wait({task})
                 if self._is_alive(number, engine) or not task.cancelled():
-                    completion = await self._call(number, task)
+                    completion = check_completion(await self._call(number, task), prompt, params, engine)
                     self.placement.answered(place, prompt, completion.tokens, params.images)
                     return completion
             except LOST as error:

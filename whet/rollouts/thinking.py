@@ -12,7 +12,7 @@ from whet.chat.renderer import Renderer
 from whet.chat.thinking import CLOSE, OPEN, is_open
 from whet.core.expert_ids import encode
 from whet.core.types import Span
-from whet.engines.base import Completion, SamplingParams, check_completion
+from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.sampling import Sampling
 
 _TAIL = 16  # number of tokens before a reply in which a chat template may open thoughts
@@ -41,9 +41,9 @@ async def sample_reply(
     """Sample a reply, ending its thoughts after ``budget`` tokens. Return its spans, one of them untrained if the
     budget ended the thoughts, and the whole reply as one completion."""
     if budget is None or budget >= params.max_new_tokens:
-        completion = await _completion(sample, history, params)
+        completion = await sample(history, params)
         return [_sampled(completion)], completion
-    thoughts = await _completion(sample, history, replace(params, max_new_tokens=budget))
+    thoughts = await sample(history, replace(params, max_new_tokens=budget))
     spans = [_sampled(thoughts)]
     if thoughts.finish_reason != "length":
         return spans, thoughts
@@ -54,7 +54,7 @@ async def sample_reply(
     if room < 1:
         return spans[:1], thoughts
     seed = derive_seed(params.seed, "answer")
-    answer = await _completion(sample, [*history, *sampled], replace(params, max_new_tokens=room, seed=seed))
+    answer = await sample([*history, *sampled], replace(params, max_new_tokens=room, seed=seed))
     if len(spans) == 1:
         answer = _stopped(thoughts.tokens, answer, params.stop, renderer)
     spans.append(_sampled(answer))
@@ -81,12 +81,6 @@ def _stopped(before: list[int], answer: Completion, stops: Sequence[str], render
             tokens, logprobs = answer.tokens[:count], answer.logprobs[:count]
             return replace(answer, tokens=tokens, logprobs=logprobs, finish_reason="stop", experts=experts)
     return answer
-
-
-async def _completion(sample: Sample, history: list[int], params: SamplingParams) -> Completion:
-    completion = await sample(history, params)
-    check_completion(completion, params.max_new_tokens)
-    return completion
 
 
 def _sampled(completion: Completion) -> Span:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from whet.chat.draft import Draft
 from whet.chat.renderer import Renderer
-from whet.engines.base import Completion, Engine, SamplingParams, StreamingEngine
+from whet.engines.base import Completion, Engine, SamplingParams, StreamingEngine, check_completion
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.thinking import Sample
 
@@ -16,7 +16,7 @@ def sampler(engine: Engine[object], session: str) -> Sample:
     """Return the function that samples without being watched."""
 
     async def sample(history: list[int], params: SamplingParams) -> Completion:
-        return await engine.sample(history, params, session)
+        return check_completion(await engine.sample(history, params, session), history, params, engine)
 
     return sample
 
@@ -44,7 +44,9 @@ def watched(
         sampled(history[begin + len(draft.tokens) :])  # what begins the reply, or ended its thoughts
         continued = len(history) > len(prompt)  # a stop text may begin before the cut and end the reply after it
         if not isinstance(engine, StreamingEngine) or (continued and params.stop):
-            return await engine.sample(history, params, session)
-        return await engine.stream(history, params, session, sampled)
+            completion = await engine.sample(history, params, session)
+        else:
+            completion = await engine.stream(history, params, session, sampled)
+        return check_completion(completion, history, params, engine)
 
     return sample

@@ -26,7 +26,7 @@ from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitEr
 from whet.base.seeds import derive_seed
 from whet.cluster.lease import Devices
 from whet.core.types import Distribution
-from whet.engines.base import Completion, Engine, EngineRanks, SamplingParams
+from whet.engines.base import Completion, Engine, EngineRanks, SamplingParams, check_completion
 from whet.engines.router import of_each
 from whet.learner.base import Learner
 from whet.metrics import Metrics
@@ -230,7 +230,8 @@ class EngineSync:
 
     async def _sample(self, engine: EngineRanks, version: int) -> Completion:
         params = SamplingParams(self.config.probe_tokens, seed=0, distribution=self.distribution)
-        completion = await engine.sample(self.text, params, f"probe/{version}")
+        sampled = await engine.sample(self.text, params, f"probe/{version}")
+        completion = check_completion(sampled, self.text, params, engine)
         if completion.cached:
             raise RefitError(
                 f"after publishing, the engine served {completion.cached} tokens of the probe's prompt from a cache "
