@@ -27,7 +27,11 @@ from whet.tasks.judges.comparison import (
             '```json\n{"score_1": 4, "score_2": 2, "ranking": 2}\n``` {"score_1": 1, "score_2": 1, "ranking": 1}',
             (4, 2, 2),
         ),
-        ('first {"score_1": 1, "score_2": 1, "ranking": 1} then {"score_1": 5, "score_2": 3, "ranking": 1}', (5, 3, 1)),
+        ('first {"score_1": 1, "score_2": 1, "ranking": 1} then {"score_1": 5, "score_2": 3, "ranking": 1}', None),
+        (
+            'first {"score_1": 5, "score_2": 3, "ranking": 1} then {"score_1": 5.0, "score_2": 3, "ranking": 1}',
+            (5, 3, 1),
+        ),
         ('{"rubric": [], "overall": {"score_1": 3, "score_2": 3, "ranking": 4}}', (3, 3, 4)),
         ('{ not json {"score_1": 3, "score_2": 3, "ranking": 4}', (3, 3, 4)),
         ('{"score_1": 3, "score_2": 3}', None),

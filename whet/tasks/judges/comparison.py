@@ -83,18 +83,19 @@ def pairs(kind: Pairs, count: int) -> list[tuple[int, int]]:
 
 
 def read_comparison(text: str) -> Comparison | None:
-    """Return the verdict: the last valid JSON object in a fence or, without a fence, in the text. None if a number is
-    missing or out of its range."""
+    """Return the verdict, which is a JSON object in a fence or, without a fence, in the text. None if a number is
+    missing or out of its range, or if two verdicts differ: one may be quoted from an answer."""
     text = text[-_LONGEST:]
     fenced = [value for block in _FENCED.findall(text) for value in _objects(block)]
-    for value in reversed(fenced or list(_objects(text))):
+    verdicts = set[Comparison]()
+    for value in fenced or _objects(text):
         inner = value.get("overall")
         verdict = inner if isinstance(inner, dict) else value
         values = [verdict.get(name) for name in ("score_1", "score_2", "ranking")]
         numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and -9 < v < 9]
         if len(numbers) == 3 and all(1 <= n <= top for n, top in zip(numbers, (5, 5, 6), strict=True)):
-            return Comparison(*numbers)
-    return None
+            verdicts.add(Comparison(*numbers))
+    return verdicts.pop() if len(verdicts) == 1 else None
 
 
 def _objects(text: str) -> Iterable[dict[str, object]]:
