@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -140,6 +140,19 @@ def test_the_dtype_is_the_base_models_or_the_requested_one(tmp_path: Path) -> No
         assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == str(kind).removeprefix("torch.")
         for key, tensor in trained.items():
             assert torch.equal(written[key], tensor.to(kind))
+
+
+@pytest.mark.parametrize("gguf", [None, "f16"])
+def test_a_weight_that_is_too_large_for_float16_is_named(tmp_path: Path, gguf: Literal["f16"] | None) -> None:
+    base = tiny_llama()
+    with torch.no_grad():
+        base.model.layers[0].mlp.up_proj.weight[3, 5] = -1e5
+    run, _ = make_run(tmp_path, base)
+    dtype: Literal["float16"] | None = None if gguf else "float16"
+    with pytest.raises(ConfigError, match=r"(up_proj|ffn_up).weight has the value -100000, .* too large for float16"):
+        export(run, tmp_path / "out", dtype=dtype, gguf=gguf)
+    assert not (tmp_path / "out").exists()
+    export(run, tmp_path / "wide", dtype="bfloat16")
 
 
 def test_the_chat_template_of_the_recipe_is_exported(tmp_path: Path) -> None:

@@ -215,17 +215,18 @@ def _write_model(
     import torch
 
     from whet.fetch.adapter import merged_model
+    from whet.fetch.casting import cast_model
     from whet.models.loading import load_model_config
 
     base = getattr(load_model_config(config), "dtype", None)
     saved = torch_dtype(dtype) if dtype else base or torch.float32
     if adapter_only:
         model.peft_config["default"].base_model_name_or_path = _portable_name(config)
-        model.to(saved).save_pretrained(staging, save_embedding_layers=False)
+        cast_model(model, saved).save_pretrained(staging, save_embedding_layers=False)
     else:
         if hasattr(model, "merge_and_unload"):
             model = merged_model(model)  # in float32, so that the sum is rounded only once
-        model = model.to(saved)
+        model = cast_model(model, saved)
         if megatron:
             model.config.dtype = saved
             model.config.save_pretrained(staging)

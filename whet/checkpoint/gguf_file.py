@@ -15,6 +15,7 @@ from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.base.progress import PROGRESS
 from whet.base.strict_json import JsonObject
+from whet.fetch.casting import check_range
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -68,6 +69,7 @@ def write_gguf(folder: Path, out: Path, kind: GgufType, name: str) -> None:
     with extra("quickstart", "an export as GGUF"):
         import gguf
     import numpy
+    import torch
     from transformers import AutoConfig, AutoTokenizer
 
     config: Any = AutoConfig.from_pretrained(folder)
@@ -89,7 +91,10 @@ def write_gguf(folder: Path, out: Path, kind: GgufType, name: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for entry in PROGRESS.each(entries, "tensors"):
-        writer.write_tensor_data(gguf.quants.quantize(entry.read().float().numpy(), entry.kind))
+        tensor = entry.read().float()
+        if entry.kind == gguf.GGMLQuantizationType.F16:
+            check_range(entry.name, tensor, torch.float16)
+        writer.write_tensor_data(gguf.quants.quantize(tensor.numpy(), entry.kind))
     writer.close()
 
 

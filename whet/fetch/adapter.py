@@ -14,6 +14,7 @@ from whet.base.errors import WhetError
 from whet.base.extras import extra
 from whet.base.files import digest, replacing
 from whet.base.progress import PROGRESS
+from whet.fetch.casting import cast_model
 from whet.fetch.download import cache_folder, filling
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ def _merge(adapter: Path, base: Path, out: Path) -> None:
     except Exception as error:  # damaged or strange files raise errors of several libraries
         text = str(error).strip().partition("\n")[0]
         raise WhetError(f"adapter {adapter} can't be merged into {base}: {type(error).__name__}: {text}") from error
-    model.to(config.dtype or torch.float32).save_pretrained(out)
+    cast_model(model, config.dtype or torch.float32).save_pretrained(out)
     for path in base.glob("*processor_config.json"):  # of images
         shutil.copy(path, out)
     tokens = adapter if (adapter / "tokenizer_config.json").is_file() else base
