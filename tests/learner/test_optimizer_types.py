@@ -98,6 +98,15 @@ class Hoarding(Counting):
         self.param_groups[0]["model"] = object()
 
 
+class Typed(Counting):
+    """Says the types of its arguments."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, sizes: tuple[float, float] = (1.0, 1.0), flip: bool = False):
+        super().__init__(params, lr)
+        if sizes[0] > sizes[1]:
+            raise RuntimeError("sizes must rise")
+
+
 def optimizer(**settings: Any) -> OptimizerConfig:
     return OptimizerConfig(lr=1e-2, weight_decay=0.1, warmup_steps=2, schedule="cosine", **settings)
 
@@ -226,8 +235,8 @@ class Stepless(torch.optim.Optimizer):
         ({"type": "torch.optim:Nothing"}, "optimizer.type: "),
         ({"type": f"{__name__}:Stepless"}, "Stepless has no step()"),
         ({"type": "torch.nn:Linear"}, "is not derived from torch.optim.Optimizer"),
-        ({"type": "muon", "settings": {"speed": 2}}, "optimizer.settings = {'speed': 2} of muon: "),
-        ({"type": "adafactor", "settings": {"d": 0.1}}, "optimizer.settings = {'d': 0.1} of adafactor: "),
+        ({"type": "torch.optim:SGD", "settings": {"speed": 2}}, "optimizer.settings = {'speed': 2} of torch.optim:SGD"),
+        ({"type": "torch.optim:SGD", "settings": {"momentum": -1}}, "Invalid momentum value: -1"),
     ],
     ids=str,
 )
@@ -299,3 +308,28 @@ def test_a_checkpoint_of_another_optimizer_is_refused(qwen: Any, tmp_path: Any) 
     saved.state.save(tmp_path)
     with pytest.raises(WhetError, match=r"saved with optimizer.type = muon, not adafactor"):
         worker(qwen, optimizer=optimizer(type="adafactor")).state.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        ("muon", {"ns_steps": None}, "settings.ns_steps: expected a whole number, got null"),
+        ("muon", {"ns_steps": 0}, "settings.ns_steps: expected a number greater than or equal to 1, got the number 0"),
+        ("muon", {"nesterov": "no"}, "settings.nesterov: expected true or false, got text 'no'"),
+        ("muon", {"ns_coefficients": [1.0, 2.0]}, "settings.ns_coefficients.2: is missing"),
+        ("muon", {"n_steps": 5}, "settings.n_steps is not a setting of muon. Did you mean 'ns_steps'?"),
+        ("muon", {"weight_decay": 0.1}, "settings.weight_decay has no effect, because optimizer.weight_decay is used"),
+        ("adafactor", {"eps": [0.1]}, "settings.eps.1: is missing"),
+        ("torch.optim:SGD", {"weight_decay": 0.1}, "settings.weight_decay has no effect"),
+        ("torch.optim:SGD", {"dampening": "x"}, "settings.dampening: expected a number, got text 'x'"),
+        ("torch.optim:Adam", {"amsgrad": "no"}, "settings.amsgrad: expected true or false, got text 'no'"),
+        ("torch.optim:Adam", {"betas": [0.9, 0.9, 0.9]}, "settings.betas: expected at most 2 items, got a list of 3"),
+        ("tests.learner.test_optimizer_types:Typed", {"sizes": 3}, "settings.sizes: expected a list, got the number 3"),
+        ("tests.learner.test_optimizer_types:Typed", {"sizes": [2, 1]}, "sizes must rise"),
+    ],
+)
+def test_a_setting_of_a_wrong_type_is_named_before_the_first_step(
+    kind: str, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        build_optimizer(torch.nn.Linear(2, 2).named_parameters(), optimizer(type=kind, settings=settings))

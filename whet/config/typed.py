@@ -13,6 +13,7 @@ from whet.config.validation import got
 
 _EXPECTED = {
     "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number", "string_type": "text",
+    "bool_type": "true or false",
     "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping", "dataclass_type": "a mapping",
 }  # fmt: skip
 
@@ -20,12 +21,17 @@ _EXPECTED = {
 def check_types(kind: type, values: object) -> None:
     """Raise ``ValueError`` that names the first key whose value is missing or has another type than the field of the
     dataclass. Keys without a field are not looked at."""
+    check_type(_adapter(kind), values)
+
+
+def check_type(adapter: TypeAdapter[Any], values: object) -> None:
+    """Raise ``ValueError`` that names the first key whose value is not of the adapter's type."""
     try:
         encoded = to_json(values, inf_nan_mode="constants")
     except PydanticSerializationError:  # of half a character, which is not UTF-8
         encoded = json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
     try:
-        _adapter(kind).validate_json(encoded, strict=True)  # as JSON, in which lists stand for tuples
+        adapter.validate_json(encoded, strict=True)  # as JSON, in which lists stand for tuples
     except ValidationError as error:
         raise ValueError(_words(error.errors(include_url=False), values)) from None
 
@@ -38,12 +44,18 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 def _words(wrong: list[ErrorDetails], values: object) -> str:
     """Describe the errors at the first place; there are several if a value fits no member of a union."""
     place, value = _place(wrong[0], values)
-    expected = dict.fromkeys(_expected(each) for each in wrong if _place(each, values)[0] == place)
+    wrong_here = [each for each in wrong if _place(each, values)[0] == place]
+    # A class in a union, such as a tensor, can't be written in JSON.
+    expected = dict.fromkeys(_expected(each) for each in wrong_here if each["type"] != "needs_python_object")
     text = "is missing" if wrong[0]["type"] == "missing" else f"expected {' or '.join(expected)}, got {got(value)}"
     return f"{dotted(place)}: {text}" if place else text
 
 
 def _expected(error: ErrorDetails) -> str:
+    if error["type"] == "too_long":
+        return f"at most {error['ctx']['max_length']} items"
+    if error["type"].startswith(("greater_than", "less_than")):
+        return f"a number {error['msg'].removeprefix('Input should be ')}"
     return _EXPECTED.get(error["type"], error["msg"].removeprefix("Input should be "))
 
 

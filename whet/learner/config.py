@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -12,6 +13,7 @@ from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.config.component import ComponentError, import_path
 from whet.config.issues import did_you_mean
+from whet.config.typed import check_types
 from whet.core.batch import Output
 from whet.models.config import AttentionName, DeviceName, ModelConfig
 from whet.parallel.config import ParallelConfig
@@ -168,6 +170,32 @@ class ParameterGroup(Config):
         return match
 
 
+@dataclass(frozen=True)
+class MuonSettings:
+    """The types and limits of ``optimizer.settings`` with ``muon``; torch's Muon has the defaults."""
+
+    momentum: Beta = 0.95
+    nesterov: bool = True
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315)
+    eps: Annotated[float, Field(gt=0)] = 1e-7
+    adjust_lr_fn: Literal["match_rms_adamw", "original"] | None = "match_rms_adamw"
+
+
+@dataclass(frozen=True)
+class AdafactorSettings:
+    """The types and limits of ``optimizer.settings`` with ``adafactor``; torch's Adafactor has the defaults."""
+
+    beta2_decay: Annotated[float, Field(le=0)] = -0.8
+    eps: tuple[Annotated[float, Field(ge=0)] | None, Annotated[float, Field(ge=0)]] = (None, 1e-3)
+    d: Annotated[float, Field(ge=1)] = 1.0
+    foreach: bool | None = None
+    maximize: bool = False
+
+
+_SETTINGS: dict[str, type] = {"muon": MuonSettings, "adafactor": AdafactorSettings}
+
+
 class OptimizerConfig(Config):
     """The optimizer with a warm-up and a schedule."""
 
@@ -179,8 +207,8 @@ class OptimizerConfig(Config):
     from torch's Optimizer. On several ranks a class of yours needs ``elementwise = True``, if it computes each number
     alone, or ``matrixwise = True``, if it computes each matrix alone; then each is gathered before it is updated."""
     settings: JsonObject = Field({})
-    """Further arguments of ``muon`` (``momentum``, ``nesterov``, ``ns_steps``, ``adjust_lr_fn``), ``adafactor``
-    (``beta2_decay``, ``d``, ``eps``) or your class."""
+    """Further arguments of ``muon`` (``momentum``, ``nesterov``, ``ns_steps``, ``ns_coefficients``, ``eps``,
+    ``adjust_lr_fn``), ``adafactor`` (``beta2_decay``, ``d``, ``eps``, ``foreach``, ``maximize``) or your class."""
     lr: float = Field(1e-6, ge=0)
     """The learning rate after the warm-up."""
     groups: tuple[ParameterGroup, ...] = ()
@@ -214,12 +242,32 @@ class OptimizerConfig(Config):
             raise ValueError(
                 f"settings = {self.settings} are for other types; adamw has lr, betas, eps and weight_decay"
             )
+        self._check_settings()
         unused = ["moments"] if self.type == "muon" else ["moments", "betas", "eps"]
         for name, value in self.changed(unused if self.type != "adamw" else ()).items():
             raise ValueError(f"{name} = {value} has no effect with type = {self.type}; leave it out")
         if self.lr == 0 and any(group.lr for group in self.groups):
             raise ValueError("groups: a learning rate follows the schedule of lr, which is 0; set lr above 0")
         return self
+
+    def _check_settings(self) -> None:
+        """Raise ``ValueError`` for a setting that another one replaces or, with a type whose settings are known here,
+        for one that is unknown or has a wrong value."""
+        for name in ("lr", "weight_decay"):
+            if name in self.settings:
+                raise ValueError(f"settings.{name} has no effect, because optimizer.{name} is used; set that")
+        if (kind := _SETTINGS.get(self.type)) is None:
+            return
+        names = [each.name for each in fields(kind)]
+        if unknown := next((name for name in self.settings if name not in names), None):
+            raise ValueError(
+                f"settings.{unknown} is not a setting of {self.type}.{did_you_mean(unknown, names)} "
+                f"Known: {', '.join(names)}"
+            )
+        try:
+            check_types(kind, self.settings)
+        except ValueError as error:
+            raise ValueError(f"settings.{error}") from None
 
     def numbers(self, trained: int, hidden: int, vocabulary: int) -> int:
         """Return how many numbers the optimizer keeps for ``trained`` parameters; an upper bound for other types than

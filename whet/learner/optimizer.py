@@ -5,15 +5,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from types import GenericAlias
+from typing import Any, get_type_hints
 
 import torch
+from pydantic import PydanticUserError, TypeAdapter
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.config.component import ComponentError, import_path
+from whet.config.typed import check_type
 from whet.learner.config import OptimizerConfig, ParameterGroup
 from whet.learner.muon import build_muon
 from whet.learner.whole_matrices import WholeMatrices
@@ -121,6 +124,7 @@ def _of_class(groups: list[dict[str, object]], config: OptimizerConfig) -> torch
         raise ConfigError(config.repeats_loss)
     build: Callable[..., torch.optim.Optimizer] = made
     with _arguments(config):
+        _check_settings(made, config)
         optimizer = build(groups, lr=config.lr, **config.settings)
     return optimizer if config.works_on == "numbers" else _gathering(optimizer)
 
@@ -131,11 +135,31 @@ def _gathering(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return WholeMatrices(optimizer) if sharded else optimizer
 
 
+def _check_settings(made: type, config: OptimizerConfig) -> None:
+    """Raise ``ConfigError`` for a setting whose value has another type than the argument of the class: many classes
+    look at it in a step only, or take any text for true."""
+    kind: Any = made
+    try:
+        annotations = get_type_hints(kind.__init__)
+    except NameError:  # of a type that is imported for type checkers only
+        return
+    for name, value in config.settings.items():
+        try:
+            mapping: Any = GenericAlias(dict, (str, annotations.get(name, Any)))
+            adapter = TypeAdapter[Any](mapping, config={"arbitrary_types_allowed": True})
+        except PydanticUserError:  # of a type that pydantic can't check
+            continue
+        try:
+            check_type(adapter, {name: value})
+        except ValueError as error:
+            raise ConfigError(f"optimizer.settings.{error} (an argument of {config.type})") from None
+
+
 @contextmanager
 def _arguments(config: OptimizerConfig) -> Iterator[None]:
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, LookupError, AssertionError, RuntimeError) as error:
         raise ConfigError(f"optimizer.settings = {config.settings} of {config.type}: {error}") from error
 
 
