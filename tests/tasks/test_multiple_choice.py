@@ -67,6 +67,9 @@ def grade(taskset, task, answer):
         ("\\boxed{B\x00}", "B"),
         ("\\boxed{B \\quad \\text{blue}}", "B"),
         ("\\boxed{B red}", None),
+        ("\\boxed{B, blue}", "B"),
+        ("\\boxed{B, red}", None),
+        ("\\boxed{B, or red}", None),
         ("\\boxed{\\(B\\)}", "B"),
         ("\\boxed{В}", None),
         ("\\boxed{" * 50_000 + "B", None),
@@ -116,6 +119,9 @@ def test_a_text_that_two_options_share_names_neither_and_letter_case_decides_whe
         ("Answer:\n\nB", "B"),
         ("Answer: B because the sky is", "B"),
         ("Answer: A or B", None),
+        ("Answer: A as well as B", None),
+        ("Answer: A as much as B", None),
+        ("Answer: A as in the text", "A"),
         ("Answer: \\(B\\)", "B"),
         ("Answer: \\(A\\) or \\(B\\)", None),
         ("Answer\uff1a B", "B"),
@@ -155,7 +161,21 @@ def test_the_last_match_of_a_pattern_counts_if_it_is_a_single_letter_of_an_optio
 MMLU_PRO = r"answer is \(?([A-J])\)?"
 
 
-@pytest.mark.parametrize("several", ["(A) and (C)", "(A)(B)(C)(D)", "A B C D", "a guess", "A, B", "(A) or (B)"])
+@pytest.mark.parametrize(
+    "several",
+    [
+        "(A) and (C)",
+        "(A)(B)(C)(D)",
+        "A B C D",
+        "a guess",
+        "A, B",
+        "(A) or (B)",
+        "A (or B)",
+        "A and also B",
+        "A as well as B",
+        "A vs. B",
+    ],
+)
 def test_several_letters_are_none_after_a_pattern_that_ends_before_a_bracket(several):
     assert chosen(f"The answer is {several}", COLOURS, "regex", MMLU_PRO) is None
     assert chosen(f"The answer is {several}", COLOURS, "regex", r"answer is \(?([A-J])") is None

@@ -24,7 +24,7 @@ _WRAPPER = re.compile(
 )
 _INNER = re.compile(r"\\(?:text|textbf|textrm|mathrm)\s*\{([^{}]*)\}")
 _IN_MATHS = re.compile(r"\\\(\s*([A-Za-z])\s*\\\)(.*)", re.DOTALL)  # \(B\)
-_SPACED = re.compile(r"\(?([A-Za-z])\)?\s+(.*)", re.DOTALL)  # B blue
+_SPACED = re.compile(r"\(?([A-Za-z])\)?,?\s+(.*)", re.DOTALL)  # B blue, or B, blue
 _SWITCH = re.compile(r"\{?\s*\\(?:bf|it|rm|sf|tt|bfseries|itshape)\b\s*(.*?)\}?", re.DOTALL)
 _CALLED = re.compile(
     r"(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)(?:\s+is)?\s*:?\s+(?=\W*[A-Za-z]\b)", re.IGNORECASE
@@ -37,11 +37,12 @@ _LINE = re.compile(
     re.IGNORECASE,
 )
 _ALTERNATIVE = re.compile(
-    r"[ )\]}*$\"']{0,8}(?:(?:[/|,&;+]|\b(?:or|and|and/or)\b)\s{0,8}\(?[A-Za-z]\b(?!')|\(?(?-i:[A-HJ-Z])\b)",
+    r"[ )\]}*$\"']{0,8}(?:(?:[/|,&;+]|\(?\b(?:(?:or|and|and/or)(?: also)?|as well as|versus|vs)\b)\.?\s{0,8}"
+    r"\(?[A-Za-z]\b(?!')|\(?(?-i:[A-HJ-Z])\b)",
     re.IGNORECASE,
 )
 _A_WORD = re.compile(r"(?:a|I) [a-z]{2}")  # "a guess", "I think"
-_WITH_REASON = re.compile(r"\W*([A-Za-z])\W?,?\s+(?:because|since|as|for)\b", re.IGNORECASE)
+_WITH_REASON = re.compile(r"\W*([A-Za-z])\W?,?\s+(?:because|since|as(?! (?:well|much) as)|for)\b", re.IGNORECASE)
 _LONGEST = 20_000  # characters, the last ones of an answer, in which the letter is looked for
 _SECONDS = 1.0  # limit of one search with a user's pattern
 
