@@ -22,7 +22,10 @@ _OVER = rf"\\frac\{{\s*([+-]?)\s*({_DIGITS})\s*\}}\{{\s*([+-]?)\s*({_DIGITS})\s*
 _SLASH = rf"({_DIGITS})\s*/\s*({_DIGITS})"
 _FRACTION = re.compile(rf"{_OVER}|{_SLASH}")
 _MIXED = re.compile(r"([0-9]+)(?:\s*\\frac\{\s*([0-9]+)\s*\}\{\s*([0-9]+)\s*\}| ([0-9]+)\s*/\s*([0-9]+))")
-_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "  # noqa: SIM905
+    "seventeen eighteen nineteen twenty".split()
+)
 _BASE = re.compile(
     r"\(?0*([0-9][0-9A-Za-z ]*)\)?\s*"
     r"(?:_\s*(?:\{\s*(?:\\text\{\s*)?(\w+)\s*\}?\s*\}|([0-9]))"
@@ -112,12 +115,16 @@ def read_number(text: str) -> Number | None:
             currency, text = _CURRENCIES[match[1] or match[2]], text[match.end() :]
         elif (text.startswith("{") or (text.startswith("(") and "," not in text)) and whole(text):
             text = text[1:-1].strip()
-        elif (inner := re.fullmatch(r"\\text\{([^{}]*)\}", text)) and re.search("[0-9]", text):
+        elif (inner := re.fullmatch(r"\\text\{([^{}]*)\}", text)) and (
+            re.search("[0-9]", text) or inner[1].strip().casefold() in _WORDS
+        ):
             text = inner[1].strip()
         else:
             break
     if match := _BASE.fullmatch(text):
         return _in_base(match, sign)
+    if (word := text.casefold()) in _WORDS and not signs:
+        return Number(Fraction(_WORDS.index(word)), "integer", unit=currency)
     scale = 0
     if match := _SCALED.fullmatch(text):
         scale, rest = _SCALES[match[3]], match[4].strip()
