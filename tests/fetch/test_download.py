@@ -1,6 +1,7 @@
 """A web file has the given hash or is an error; it is fetched once."""
 
 import hashlib
+import socket
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +40,29 @@ def test_rows_are_fetched_once_and_cached(served):
     assert read_rows(url, Question)[0].question == "Who?"
     file.unlink()
     assert read_rows(url, Question)[0].question == "Who?"
+
+
+def test_letters_and_spaces_of_an_address_are_those_of_the_file(served):
+    file, address = served
+    file.with_name("sieben Bäume.jsonl").write_text("{}")
+    address = address.replace("rows.jsonl", "sieben Bäume.jsonl")
+    assert fetch_file(f"{address}#sha256={hashlib.sha256(b'{}').hexdigest()}").read_text() == "{}"
+
+
+@pytest.mark.parametrize("answer", [b"hello", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nab"])
+def test_a_server_that_breaks_the_protocol_is_named(answer, tmp_path, monkeypatch):
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path))
+
+    def respond(listener):
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=respond, args=(listener,), daemon=True).start()
+        with pytest.raises(DataError, match=r"http://127\.0\.0\.1:\d+/rows can't be fetched"):
+            fetch_file(f"http://127.0.0.1:{listener.getsockname()[1]}/rows#sha256={'0' * 64}")
 
 
 def test_a_file_with_another_hash_is_an_error_and_not_cached(served, tmp_path):

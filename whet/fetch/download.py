@@ -8,7 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from http.client import HTTPException
 from pathlib import Path
+from string import punctuation
+from urllib.parse import quote
 from urllib.request import urlopen
 
 from whet.base.errors import ConfigError, DataError
@@ -49,7 +52,8 @@ def fetch_file(url: str, suffix: str = ".jsonl", deadline: float = 1800.0, most:
     actual, ends, size = hashlib.sha256(), time.monotonic() + deadline, 0
     with replacing(cached) as staging, staging.open("wb") as file:
         try:
-            with urlopen(address, timeout=_SILENCE) as reply:
+            # As browsers do, letters that are not ASCII and spaces are written as %XX.
+            with urlopen(quote(address, safe=punctuation), timeout=_SILENCE) as reply:
                 while chunk := reply.read1(_CHUNK):
                     actual.update(chunk)
                     file.write(chunk)
@@ -58,7 +62,7 @@ def fetch_file(url: str, suffix: str = ".jsonl", deadline: float = 1800.0, most:
                         raise DataError(f"{address} has more than {most:,} bytes")
                     if time.monotonic() > ends:
                         raise TimeoutError(f"it took longer than {deadline:g} s")
-        except OSError as error:
+        except (OSError, HTTPException, ValueError) as error:
             raise DataError(f"{address} can't be fetched: {error}") from None
         if actual.hexdigest() != digest:
             raise DataError(f"{address} is not the expected file: its SHA-256 is {actual.hexdigest()}, not {digest}")
