@@ -298,6 +298,8 @@ def test_wrong_words_are_refused(
     for words, message in (
         ((endpoint.url, "--on", "gsm8k"), f"serves a, b; name one: {endpoint.url}#MODEL"),
         (("http://127.0.0.1:9/v1", "--on", "gsm8k"), "can't be read"),
+        (("http://[::1/v1", "--on", "gsm8k"), "can't be read"),
+        ((f"{endpoint.url}#a", "--on", "gsm8k", "sampling.thinking=off"), "which an endpoint doesn't allow"),
         ((tiny_model,), "is a model, and a model has no tasks: name sets, as in --on gsm8k"),
         (("acme/model",), "acme/model is not a folder here, so it names a model of the Hub, and a model has no tasks"),
         ((tiny_model, "--on", "gms8k"), "Did you mean 'gsm8k'?"),

@@ -296,12 +296,13 @@ async def evaluate_on(
     at an ``address`` (URL, name, key). Needs a compute thread: see ``run_computing``."""
     from whet.endpoint.server import Endpoint
     from whet.run.build import open_generator
-    from whet.run.remote_model import RemoteModel, RemoteRecording
+    from whet.run.remote_model import RemoteModel, RemoteRecording, check_for_endpoint
 
     async with Closing() as closing:
         PROGRESS.begin("evaluating")
         if address is not None:
             check_has_no_own_judge(sets)
+            check_for_endpoint(recipe.sampling)
             remote: Any = RemoteModel(*address)
             closing.closes("the client of the endpoint", remote.close)
             nothing: Any = None  # the endpoint renders

@@ -14,6 +14,7 @@ from whet.core.content import Part, content_of, image_urls, text_of
 from whet.core.types import Message, Span
 from whet.endpoint.request import incoming, outgoing
 from whet.engines.base import Completion
+from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import LimitReached, Recording, Reply, Schemas, Session
 from whet.rollouts.watched import Watch
 
@@ -89,6 +90,15 @@ class RemoteModel:
         await self._http.close()
 
 
+def check_for_endpoint(sampling: Sampling) -> None:
+    """Raise ``ConfigError`` for settings of sampling that only a model which samples tokens can follow."""
+    if sampling.controls_thinking:
+        raise ConfigError(
+            "sampling.thinking and sampling.thinking_budget write into the model's reply, which an endpoint doesn't "
+            "allow; leave them out (sampling.thinking=null sampling.thinking_budget=null), and set the endpoint's own"
+        )
+
+
 def parse_address(address: str, key_variable: str) -> tuple[str, str, str | None]:
     """Return (URL, model, key) of ``URL#MODEL``; without a model the only one that the endpoint lists."""
     url, _, model = address.partition("#")
@@ -102,7 +112,7 @@ def parse_address(address: str, key_variable: str) -> tuple[str, str, str | None
         answer = httpx.get(f"{url}/models", headers=headers, timeout=30.0)
         names = [str(each["id"]) for each in answer.json()["data"]] if answer.status_code == 200 else []
         problem = "" if answer.status_code == 200 else f"HTTP {answer.status_code}: {answer.text[:200]}"
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         names, problem = [], f"{type(error).__name__}: {error}"
     if problem:
         hint = "" if key else f" If it needs a key, set {key_variable}, or name another variable with --key-env."
