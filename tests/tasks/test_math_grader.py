@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.cpu_time import cpu_seconds_below
 from whet.base.errors import DataError
 from whet.processes.pool import WorkerLimits
-from whet.tasks.math.grader import MathGrader, compare_numbers, last_boxed
+from whet.tasks.math.grader import MathGrader, canonical, compare_numbers, last_boxed
 from whet.tasks.math.written_numbers import as_number
 
 
@@ -175,6 +175,12 @@ def test_every_spelling_of_an_integer_is_that_integer(number, spelling):
     if "frac" in spelling:
         number = abs(number)
     assert as_number(spelling.format(number)) == number
+
+
+def test_votes_for_different_numbers_of_a_base_are_different():
+    written = ["1A_{16}", "2B_{16}", "-2B_{16}", "101_2", "101", "10"]
+    assert len(set(map(canonical, written))) == len(written)
+    assert canonical("1A_{16}") == canonical("1a_{\\text{sixteen}}") == canonical("01A_{16}")
 
 
 @given(st.text(max_size=200))

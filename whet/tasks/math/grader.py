@@ -118,7 +118,10 @@ def canonical(given: str) -> str:
     number = read_number(tidied)
     if number is None:
         return squeezed(tidied)
-    return f"{number.value}{'%' * number.percent}{'' if number.base is None else f' in base {number.base[1]}'}"
+    if number.base is not None:
+        digits, base = number.base
+        return f"{digits} in base {base}"
+    return f"{number.value}{'%' * number.percent}"
 
 
 def prepare() -> None:
