@@ -1,6 +1,7 @@
 """Teachers behind servers, against the same teachers as models of the run; and servers that are refused."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from whet.algorithms.distillation import OnPolicyDistillation, TeacherAlgorithm
 from whet.base.errors import ConfigError, DataError, GeneratorError
 from whet.core.batch import Batch
 from whet.core.types import Distribution
+from whet.distillation.server import ServerTeacher
+from whet.engines.server.client import Scored
+from whet.engines.server.sglang_api import SglangApi
 from whet.learner.learner import WorkerLearner
 from whet.models.config import ModelConfig
 from whet.run import run
@@ -201,6 +205,40 @@ def test_log_probs_at_another_temperature_are_refused(
     batch = Batch.from_groups(groups, distribution=Distribution(temperature=0.7))
     with pytest.raises(DataError, match="at temperature 1 only"):
         asyncio.run(taught(folders["blue"], server, k=5).prepare(batch, groups, {"policy": learners["student"]}))
+
+
+@pytest.mark.parametrize(
+    "wrong", [Scored(math.nan, []), Scored(-math.inf, []), Scored(2.5, []), Scored(-1.0, [(3, math.nan)])]
+)
+def test_numbers_that_are_no_log_probs_are_refused(
+    wrong: Scored, folders: dict[str, Path], servers: dict[tuple[str, str], Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = taught(folders["blue"], {"url": servers["vllm", "blue"].url}).teachers["tutor"]
+
+    async def score(*_: object) -> list[Scored]:
+        return [Scored(-1.0, [(3, -math.inf)]), wrong]
+
+    async def body() -> None:
+        assert settings.server is not None
+        async with ServerTeacher.open("tutor", settings, settings.server) as teacher:
+            monkeypatch.setattr(teacher._api, "score", score)
+            with pytest.raises(
+                GeneratorError, match=r"teachers.tutor.server: http.* gave the log-probs \[.*\] of a token"
+            ):
+                await teacher._scores([5, 6, 7], [1, 2], 0)
+
+    asyncio.run(body())
+
+
+def test_log_probs_of_other_tokens_are_refused(folders: dict[str, Path]) -> None:
+    class Other:
+        url = "http://sglang"
+
+        async def sample(self, path: str, body: object) -> object:
+            return {"meta_info": {"input_token_logprobs": [[None, 5, None], [-1.0, 6, None], [-1.0, 8, None]]}}
+
+    with pytest.raises(GeneratorError, match=r"they are of the tokens \[6, 8\], not \[6, 7\]"):
+        asyncio.run(SglangApi(Other(), None).score([5, 6, 7], 1, 0))  # type: ignore[arg-type]
 
 
 def test_a_mixture_of_likely_tokens_needs_models_of_the_run(folders: dict[str, Path]) -> None:

@@ -6,6 +6,7 @@ model, up to the rounding of the server's dtype.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Coroutine, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -134,6 +135,13 @@ class ServerTeacher:
         """Return the scores of the tokens at ascending positions, none of which is 0."""
         async with self._room:
             scores = await self._api.score(tokens[: at[-1] + 1], at[0], k)
+        for each in scores:
+            values = [each.logprob, *(value for _, value in each.top)]
+            if not math.isfinite(each.logprob) or not all(value <= _ROUNDING for value in values):  # NaN is not
+                raise GeneratorError(
+                    f"{self._client.section}: {self._client.url} gave the log-probs {values[:5]} of a token, of which "
+                    "none can be above 0 or NaN"
+                )
         return [scores[position - at[0]] for position in at]
 
     def _asked(self, k: int, rows: int) -> int:

@@ -100,6 +100,9 @@ class SglangApi:
         try:
             facts = answer["meta_info"]
             logprobs = [float(logprob) for logprob, *_ in facts["input_token_logprobs"][1:]]
+            scored = [int(token) for _, token, *_ in facts["input_token_logprobs"][1:]]
+            if scored != tokens[start:]:
+                raise ValueError(f"they are of the tokens {scored[:8]}, not {tokens[start:][:8]}")
             best = facts["input_top_logprobs"][1:] if k else [[]] * len(logprobs)
             tops = [[(int(token), float(value)) for value, token, *_ in each] for each in best]
             rows = [Scored(logprob, top) for _, logprob, top in zip(tokens[start:], logprobs, tops, strict=True)]
