@@ -80,6 +80,7 @@ LEGITIMATE = {
         atexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))
         print(input() + input())
     """,
+    "closing files": "import ctypes; ctypes.CDLL(None).closefrom(3); print(42)",
     "a closed stream": "import sys; print(input() + input()); sys.stdout.close()",
     "the name of its file": "import os; os.path.abspath(__file__); print(input() + input())",
     "a thread": "from threading import Thread; Thread(target=lambda: print(input() + input())).start()",

@@ -27,7 +27,8 @@ _SINCE = {
     5: 1 << 15,
 }  # version -> rights: link and rename across folders, truncate, device ioctl
 
-# System calls with their numbers on x86_64 and aarch64. Calls from 424 on, the same on both, fail as on an old kernel.
+# System calls with their numbers on x86_64 and aarch64. Calls from 424 on, the same on both, fail as on an old kernel,
+# but for close_range.
 _DENIED = """
     ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, fork 57 -, vfork 58 -,
     execve 59 221, execveat 322 281, unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41,
@@ -45,7 +46,7 @@ _DENIED = """
 """
 # These fail as on a file system without extended attributes, so that `sed -i` and `cp -a` do without them.
 _UNSUPPORTED = "setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7"
-_NEW = 424
+_NEW, _CLOSE_RANGE = 424, 436  # some Pythons' os.closerange kills a process that may call neither it nor read /proc
 # The column above and the architecture; the numbers of clone, socket and prlimit.
 _MACHINES = {"x86_64": (0, 0xC000003E, 56, 41, 302), "aarch64": (1, 0xC00000B7, 220, 198, 261)}
 _THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000  # flags of clone
@@ -120,6 +121,7 @@ def _filter(processes: bool, loopback: bool) -> bytes:
         raise OSError(f"the sandbox does not support the system calls of {machine}, only x86_64 and aarch64")
     column, architecture, clone, socket_, prlimit = _MACHINES[machine]
     code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+    code += [(_EQUAL, 0, 1, _CLOSE_RANGE), (_RETURN, 0, 0, _ALLOW)]
     code += [(_AT_LEAST, 0, 1, _NEW), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
     for calls, error in ((_DENIED, _EPERM), (_UNSUPPORTED, _EOPNOTSUPP)):
         for name, *numbers in map(str.split, calls.split(",")):
