@@ -33,6 +33,13 @@ def test_every_registered_name_is_a_sink():
         assert issubclass(getattr(importlib.import_module(module), name), SinkConfig)
 
 
+def test_a_folder_of_tensorboard_that_is_read_only_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorboard").mkdir()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match=r"tensorboard can't be written: .* or its file system is read-only"):
+        TensorBoardSink().open(tmp_path, {"name": "x"})
+
+
 def test_tensorboard_has_the_numbers_and_hides_repeated_steps(tmp_path):
     sink = TensorBoardSink().open(tmp_path, {"name": "x"})
     for step in range(1, 6):

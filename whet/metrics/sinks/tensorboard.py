@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.base.extras import extra
+from whet.base.files import check_writable
 from whet.base.strict_json import JsonObject
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 
@@ -19,6 +20,7 @@ class TensorBoardSink(SinkConfig):
     def open(self, folder: Path, recipe: JsonObject, resume_step: int | None = None) -> Sink:
         with extra("tensorboard", "the sink tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
+        check_writable(folder / "tensorboard")  # the writer's thread would print a traceback
         # purge_step hides earlier values of steps that are repeated.
         purge = None if resume_step is None else resume_step + 1
         writer = SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=purge)
