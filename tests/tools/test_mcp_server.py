@@ -68,6 +68,29 @@ def test_a_servers_tools_are_called_and_its_errors_are_shown() -> None:
     run(use, server())
 
 
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"content": "5"}, None),  # not a list of parts
+        ({"content": [], "structuredContent": {"sum": 5}}, '{"sum": 5}'),
+        ({"content": [{"type": "text", "text": "five"}], "structuredContent": {"sum": 5}}, "five"),
+    ],
+)
+def test_a_broken_result_is_the_servers_fault_and_one_without_a_text_is_json(values: Any, shown: str | None) -> None:
+    from mcp.types import CallToolResult
+
+    class Answering:
+        async def call_tool(self, name: str, arguments: Any) -> CallToolResult:
+            return CallToolResult.model_validate(values)
+
+    called = MCPConnection(server())._call(Answering(), "add", {}, 100)  # type: ignore[arg-type]
+    if shown is None:
+        with pytest.raises(ConnectionError, match="gave no result of add: 1 validation error"):
+            asyncio.run(called)  # type: ignore[arg-type]
+    else:
+        assert asyncio.run(called) == shown  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", ["die", "huge", pytest.param("freeze", marks=pytest.mark.slow)])
 def test_a_server_that_dies_freezes_or_floods_is_raised_and_started_again(kind: str) -> None:
     async def use(connection: MCPConnection) -> None:

@@ -82,8 +82,13 @@ class MCPConnection(ToolServer):
                 start.reschedule(None)
                 await ended.wait()
         except BaseException as error:
+            reason = error
+            while isinstance(reason, BaseExceptionGroup):
+                reason = reason.exceptions[0]
             why = (
-                f"no answer within {self.settings.answers_in_s:g} s" if isinstance(error, TimeoutError) else repr(error)
+                f"no answer within {self.settings.answers_in_s:g} s"
+                if isinstance(reason, TimeoutError)
+                else repr(reason)
             )
             if not tools.done():
                 tools.set_exception(ConnectionError(f"the MCP server {self.settings.command} did not start: {why}"))
@@ -105,6 +110,10 @@ class MCPConnection(ToolServer):
             if error.code == CONNECTION_CLOSED:
                 raise ConnectionError(f"the MCP server {self.settings.command} has ended") from None
             raise ToolError(error.message) from None
+        except ValidationError as error:  # of the answer; the model has no part in it
+            raise ConnectionError(f"the MCP server {self.settings.command} gave no result of {name}: {error}") from None
+        if not result.content and result.structured_content is not None and not result.is_error:
+            return bounded(result.structured_content, limit)
         if not result.is_error and any(part.type == "image" for part in result.content):
             return within([_part(part) for part in result.content], limit)
         texts = (part.text if part.type == "text" else part.model_dump_json() for part in result.content)
