@@ -261,6 +261,8 @@ def test_hostile_answers_are_just_wrong(grader, hostile, tmp_path, monkeypatch):
         ("40 - 86 = -46", "-46", 1),
         ("40 - 86 = 3 = -46", "-46", 0),
         ("five or six", "5", 0),
+        ("\\{\\emptyset\\}", "\\emptyset", 0),
+        ("\\{\\}", "\\emptyset", 1),
         ("-five", "5", 0),
         ("2", "\\text{two lines}", 0),
         ("2x = 16", "16", 0),

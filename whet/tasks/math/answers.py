@@ -23,6 +23,7 @@ _CLOCK = re.compile(r"0?([0-9]{1,2}) ?: ?([0-5][0-9])(?: ?: ?([0-5][0-9]))?")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
 _MATRIX = re.compile(r"\\begin\{matrix\}(.*)\\end\{matrix\}")
 _SET, _TUPLE = re.compile(r"\\\{(.*)\\\}"), re.compile(r"([(\[])(.*)([)\]])")
+_EMPTY = re.compile(r"\s*\\(?:emptyset|varnothing)\s*")  # a set that holds it isn't empty
 _NAME = re.compile(
     r"(?:\\(?:angle|triangle|overline|text|vec|hat)\s*)?\{?\s*(?:[A-Za-z]+'*|\\[a-zA-Z]+)\s*\}?(?:_\s*\{?\w+\}?)?"
     r"(?:\s*\([^()]*\))?"
@@ -189,7 +190,7 @@ def _listed(text: str) -> list[str]:
     """Return the answers that a text lists, with or without the braces of a set. Words are only a list if all of them
     are single letters, such as "A, B"."""
     _, value = labelled(text)
-    if (inner := _SET.fullmatch(value)) and whole(value):
+    if (inner := _SET.fullmatch(value)) and whole(value) and not _EMPTY.fullmatch(inner[1]):
         text = inner[1]
     if (plain := words(text)) is not None:
         if any(len(word) > 1 for word in re.findall(r"\w+", plain) if word not in ("and", "or")):
