@@ -40,10 +40,17 @@ class BradleyTerry(PairLoss):
     def _margin(self, batch: Batch, pairs: Pairs) -> Tensor | float:
         if self.margin is None:
             return 0.0
-        ratings = batch.score(self.margin)
+        if self.margin not in batch.scores:
+            raise DataError(
+                f"loss.margin = {self.margin!r} is not a score of the answers, and rows of whet have none: leave "
+                "it out, or set Episode.scores in the group() of your rows"
+            )
+        ratings = batch.scores[self.margin]
         margin = ratings[pairs.chosen] - ratings[pairs.rejected]
         if not margin.isfinite().all():
-            raise DataError(f"the margin {self.margin!r} must be a score of every answer, but some answers lack it")
+            raise DataError(
+                f"loss.margin = {self.margin!r} must be a finite score of every answer, but some answers have none"
+            )
         return margin
 
 
