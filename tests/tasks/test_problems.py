@@ -103,7 +103,7 @@ def test_limit_and_prompt_shape_the_training_tasks(tmp_path):
     [
         ('{"question": "x"}', r"rows.jsonl:3: field 'answer' is missing"),
         ('{"question": "x", "answer": "5"}', r"rows.jsonl:3: field 'answer' must end in '#### '"),
-        ('{"question": "x", "answer": "#### five"}', r"rows.jsonl:3: field 'answer'"),
+        ('{"question": "x", "answer": "#### fivefold"}', r"rows.jsonl:3: field 'answer'"),
         ('{"question": 7, "answer": "#### 5"}', r"rows.jsonl:3: field 'question' must be a text"),
         ('{"question": " ", "answer": "#### 5"}', r"rows.jsonl:3: field 'question' must be a text"),
         ('{"question": ', r"rows.jsonl:3: not valid JSON"),

@@ -4,8 +4,10 @@ import inspect
 import sysconfig
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import AsyncGeneratorType, GeneratorType, TracebackType
+from typing import TypeGuard
 
 import whet
 from whet.base.errors import ConfigError
@@ -24,6 +26,12 @@ _LONGEST, _BEGINNING, _END = 4000, 2000, 1000  # characters of an exception's te
 def is_user_file(filename: str) -> bool:
     """Return whether a file is user code: not part of Python, of an installed package or of whet."""
     return not filename.startswith(_OTHERS)
+
+
+def is_function(value: object) -> TypeGuard[Callable[..., object]]:
+    """Return whether the value is a function or method, which has a name. From Python 3.14 on, ``inspect.isroutine``
+    is also true for a ``partial``, which has none."""
+    return inspect.isroutine(value) and not isinstance(value, partial)
 
 
 def place_of(kind: type, method: str) -> str:

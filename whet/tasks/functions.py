@@ -12,7 +12,7 @@ from typing import Any
 from whet.base.errors import ConfigError
 from whet.config.component import ComponentError, component_path, import_path
 from whet.core.types import Task
-from whet.processes.user_code import check_runs, place_of_function
+from whet.processes.user_code import check_runs, is_function, place_of_function
 from whet.tasks.base import Grade, called
 from whet.tasks.prompts import PromptRow, Prompts
 from whet.tasks.splits import Split
@@ -139,7 +139,7 @@ def name_of(function: Callable[..., object]) -> str:
     if not callable(function):
         raise ConfigError(f"reward is {function!r}; it must be a function of the model's answer")
     check_runs(function, f"the reward function {_name(function)}")
-    path = component_path(function) if inspect.isroutine(function) else f"<{type(function).__name__}>"
+    path = component_path(function) if is_function(function) else f"<{type(function).__name__}>"
     try:
         if not path.startswith("__main__:") and "<" not in path and import_path(path) is function:
             return path

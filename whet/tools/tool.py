@@ -23,6 +23,7 @@ from whet.base.strict_json import JsonObject
 from whet.core.content import Content, Part
 from whet.fetch.images import is_image, read_image
 from whet.processes.threads import run_in_thread
+from whet.processes.user_code import is_function
 
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # the rule of the OpenAI API
 _JSON = json.JSONEncoder(ensure_ascii=False, default=partial(to_jsonable_python, fallback=str))
@@ -124,7 +125,7 @@ def tools_of(source: object) -> list[Tool]:
         raise ConfigError(f"tools are functions or an object with methods, not {source!r:.80}")
     if isinstance(source, Iterable):
         return [tool for part in source for tool in tools_of(part)]
-    if inspect.isroutine(source):
+    if is_function(source):
         return [tool(source)]
     names = dict.fromkeys(name for kind in reversed(type(source).__mro__) for name in vars(kind))
     public = [name for name in names if not name.startswith("_") and inspect.isfunction(getattr(type(source), name))]
