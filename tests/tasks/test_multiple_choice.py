@@ -121,6 +121,9 @@ def test_a_text_that_two_options_share_names_neither_and_letter_case_decides_whe
         ("Answer: A or B", None),
         ("Answer: A as well as B", None),
         ("Answer: A as much as B", None),
+        ("Answer: A-C", None),
+        ("Answer: (A) \u2013 (C)", None),
+        ("Answer: A - C", None),
         ("Answer: A as in the text", "A"),
         ("Answer: \\(B\\)", "B"),
         ("Answer: \\(A\\) or \\(B\\)", None),
@@ -174,6 +177,7 @@ MMLU_PRO = r"answer is \(?([A-J])\)?"
         "A and also B",
         "A as well as B",
         "A vs. B",
+        "B-C",
     ],
 )
 def test_several_letters_are_none_after_a_pattern_that_ends_before_a_bracket(several):

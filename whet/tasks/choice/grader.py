@@ -38,7 +38,7 @@ _LINE = re.compile(
 )
 _ALTERNATIVE = re.compile(
     r"[ )\]}*$\"']{0,8}(?:(?:[/|,&;+]|\(?\b(?:(?:or|and|and/or)(?: also)?|as well as|versus|vs)\b)\.?\s{0,8}"
-    r"\(?[A-Za-z]\b(?!')|\(?(?-i:[A-HJ-Z])\b)",
+    r"\(?[A-Za-z]\b(?!')|\(?(?-i:[A-HJ-Z])\b|[-\u2013\u2014]\s{0,8}\(?(?-i:[A-HJ-Z]\b(?! [a-z])))",
     re.IGNORECASE,
 )
 _A_WORD = re.compile(r"(?:a|I) [a-z]{2}")  # "a guess", "I think"
