@@ -333,3 +333,8 @@ def test_a_setting_of_a_wrong_type_is_named_before_the_first_step(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         build_optimizer(torch.nn.Linear(2, 2).named_parameters(), optimizer(type=kind, settings=settings))
+
+
+def test_a_rate_of_frozen_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="freeze = true leaves lr and weight_decay without effect"):
+        ParameterGroup(match="embed_tokens", freeze=True, lr=1e-5, weight_decay=0.0)

@@ -169,6 +169,12 @@ class ParameterGroup(Config):
             raise ValueError(f"{match!r} is not a valid regular expression: {error}") from None
         return match
 
+    @model_validator(mode="after")
+    def _not_both(self) -> Self:
+        if self.freeze and (idle := [name for name in ("lr", "weight_decay") if getattr(self, name) is not None]):
+            raise ValueError(f"freeze = true leaves {' and '.join(idle)} without effect; leave one out")
+        return self
+
 
 @dataclass(frozen=True)
 class MuonSettings:
