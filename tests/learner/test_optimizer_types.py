@@ -235,6 +235,7 @@ class Stepless(torch.optim.Optimizer):
         ({"type": "torch.optim:Nothing"}, "optimizer.type: "),
         ({"type": f"{__name__}:Stepless"}, "Stepless has no step()"),
         ({"type": "torch.nn:Linear"}, "is not derived from torch.optim.Optimizer"),
+        ({"type": "torch.optim:Muon"}, "set optimizer.type = muon, which leaves those to AdamW"),
         ({"type": "torch.optim:SGD", "settings": {"speed": 2}}, "optimizer.settings = {'speed': 2} of torch.optim:SGD"),
         ({"type": "torch.optim:SGD", "settings": {"momentum": -1}}, "Invalid momentum value: -1"),
     ],

@@ -111,7 +111,7 @@ def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
-def _of_class(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.Optimizer:
+def _of_class(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
     try:
         made: Any = torch.optim.Adafactor if config.type == "adafactor" else import_path(config.type)
     except ComponentError as error:
@@ -120,6 +120,11 @@ def _of_class(groups: list[dict[str, object]], config: OptimizerConfig) -> torch
         raise ConfigError(f"optimizer.type = {config.type} is not derived from torch.optim.Optimizer")
     if made.step is torch.optim.Optimizer.step:
         raise ConfigError(f"optimizer.type = {config.type} has no step(), which changes the parameters: define it")
+    if made is torch.optim.Muon and any(parameter.ndim != 2 for group in groups for parameter in group["params"]):
+        raise ConfigError(
+            f"optimizer.type = {config.type} takes matrices only, but other parameters are trained too; set "
+            "optimizer.type = muon, which leaves those to AdamW"
+        )
     if config.repeats_loss is not None:
         raise ConfigError(config.repeats_loss)
     build: Callable[..., torch.optim.Optimizer] = made

@@ -60,7 +60,7 @@ class VllmApi:
                 f"{url} serves {', '.join(served) or 'no model'}; set {self._client.section}.model to one of these"
             )
         longest = served[self._model].get("max_model_len")
-        if longest is not None and context is not None and longest < context:
+        if isinstance(longest, int) and context is not None and longest < context:
             raise ConfigError(
                 f"{url} takes at most {longest} tokens of prompt and completion, fewer than {setting} = "
                 f"{context}; lower that, or start the server with --max-model-len {context}"
