@@ -513,8 +513,8 @@ SCRIPT = """
 import sysconfig
 from whet.sandbox.sandbox import Checks, ProgramLimits, Sandbox
 sandbox = Sandbox(ProgramLimits(workers=1, cpu_s=2, deadline_s=10))
-program = "import os, sys; print(os.getpid() > 0, [p for p in sys.path if 'packages' in p], os.listdir({folder!r}))"
-print(sandbox.submit(program.format(folder=sysconfig.get_path("stdlib") + "/site-packages")).result(300)["out"])
+program = "import glob, os, sys; print(os.getpid() > 0, [p for p in sys.path if 'packages' in p], glob.glob({files!r}))"
+print(sandbox.submit(program.format(files=sysconfig.get_path("stdlib") + "/*-packages/*")).result(300)["out"])
 print(sandbox.submit("import os; os.fork()").result(300)["status"])
 print(sandbox.submit("def f(x): return x", checks=Checks("assert f(3) == 3", {"f": "f"})).result(300)["status"])
 sandbox.close()
