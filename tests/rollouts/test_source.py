@@ -16,12 +16,10 @@ from tests.toy import Flaky, Hanging, Lowercase, toy_recipe
 from tests.weights.collected import load_into
 from whet.base.errors import DataError, DeadlineError, WhetError
 from whet.core.types import Group, Task
-from whet.metrics import Metrics
 from whet.processes.pool import Pool
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.filters import DynamicSampling, Filter
-from whet.rollouts.group_metrics import count_group
 from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.source import RolloutSource
 from whet.rollouts.tickets import Ticket
@@ -63,15 +61,6 @@ async def source(
 
 def uids(groups: Sequence[Any]) -> list[str]:
     return [group.uid for group in groups]
-
-
-def test_weights_that_an_engine_never_got_are_no_version() -> None:
-    later = group("t", [1], [[2], [3]])
-    later.episodes[1].spans[1].versions = (2, 7)
-    with pytest.raises(
-        DataError, match="weights of version 7 sampled a reply, but the newest that it got are version 3"
-    ):
-        count_group(Metrics(), later, "", 3)
 
 
 def test_groups_come_in_the_order_of_their_tickets(tiny_model: Path) -> None:

@@ -634,6 +634,23 @@ def test_a_prefix_cache_that_was_kept_is_noticed(
     asyncio.run(go())
 
 
+def test_the_probe_notices_a_version_that_the_engine_never_got(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            honest = engine.sample
+
+            async def later(*request: Any) -> Completion:
+                return replace(await honest(*request), versions=(1, 7))
+
+            monkeypatch.setattr(engine, "sample", later)
+            with pytest.raises(RefitError, match=r"after version 1 was published, the engine .* says that version 7"):
+                await sync.publish(learner, engine, 1)
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("fault", ["another temperature", "an untied head"])
 def test_the_probe_notices_what_the_weights_cannot_show(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from whet.base.errors import DataError
 from whet.core.types import Group, Status
 from whet.metrics import Metrics
 
@@ -25,7 +24,7 @@ def pass_rate(group: Group, threshold: float) -> float:
 
 def count_group(metrics: Metrics, group: Group, mode: str, version: int) -> None:
     """Add the rewards, scores and lengths of a group. ``mode`` names its thinking mode, if it has one; ``version`` is
-    the current version of the weights. Raises ``DataError`` for a later one."""
+    the current version of the weights."""
     for role, rewards in group.rewards_by_role.items():
         metrics.mean("reward/std", statistics.pstdev(rewards))
         if role:
@@ -46,16 +45,7 @@ def count_group(metrics: Metrics, group: Group, mode: str, version: int) -> None
         metrics.mean("episode/branches", len(episode.branches)).max("episode/branches_max", len(episode.branches))
         if episode.limit is not None:
             metrics.sum(f"episode/cut/{episode.limit}", 1)
-        versions = [span.versions for span in episode.spans if span.versions]
-        oldest, newest = (
-            min((first for first, _ in versions), default=version),
-            max((last for _, last in versions), default=version),
-        )
-        if newest > version:
-            raise DataError(
-                f"{group.task.uid}: the engine says that weights of version {newest} sampled a reply, but the newest "
-                f"that it got are version {version}; it must return the version that refit was called with"
-            )
+        oldest = min((span.versions[0] for span in episode.spans if span.versions), default=version)
         metrics.max("staleness/max", version - oldest)
 
 

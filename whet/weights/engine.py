@@ -237,6 +237,11 @@ class EngineSync:
                 f"after publishing, the engine served {completion.cached} tokens of the probe's prompt from a cache "
                 "that was filled under older weights: its prefix cache was not reset"
             )
+        if (newest := completion.versions[1]) > version:
+            raise RefitError(
+                f"after version {version} was published, the engine {type(engine).__name__} says that version {newest} "
+                "sampled the probe; it must return the version that refit was called with"
+            )
         return completion
 
 
