@@ -227,14 +227,14 @@ def test_kto_is_right_where_the_implicit_reward_has_the_sign_of_the_label() -> N
     assert any(0 < share < 1 for share in shares)
 
 
-@pytest.mark.parametrize("lacking", ["all", "one"])
-def test_a_margin_that_is_missing_is_named(lacking: str) -> None:
+@pytest.mark.parametrize(("lacking", "problem"), [("all", "is not a score of"), ("one", "must be a finite score")])
+def test_a_margin_that_is_missing_is_named(lacking: str, problem: str) -> None:
     batch, output = pairs()
     if lacking == "all":
         del batch.scores["correct"]
     else:
         batch.scores["correct"][1] = math.nan
-    with pytest.raises(DataError, match=r"loss.margin = 'correct' (is not a score of|must be a finite score)"):
+    with pytest.raises(DataError, match=f"loss.margin = 'correct' {problem}"):
         BradleyTerry(margin="correct")(output, batch)
 
 

@@ -77,14 +77,12 @@ class Completion:
 def check_completion(completion: object, prompt: Sequence[int], params: SamplingParams, engine: object) -> Completion:
     """Return what ``engine`` sampled. Raises ``DataError`` for what no engine may return to a request: a reply that was
     cut would count as a whole one, and a number that is not finite would be compared with the learner's."""
-    if not isinstance(completion, Completion):
-        problem: str | None = f"a {type(completion).__name__}, not a Completion"
-    else:
+    problem: str | None = f"a {type(completion).__name__}, not a Completion"
+    if isinstance(completion, Completion):
         problem = _problem(completion, len(prompt), params.max_new_tokens)
-    if problem is not None:
-        raise DataError(f"sample of the engine {type(engine).__name__} returned {problem}")
-    assert isinstance(completion, Completion)
-    return completion
+        if problem is None:
+            return completion
+    raise DataError(f"sample of the engine {type(engine).__name__} returned {problem}")
 
 
 def _problem(completion: Completion, prompt: int, most: int) -> str | None:

@@ -22,10 +22,10 @@ _OVER = rf"\\frac\{{\s*([+-]?)\s*({_DIGITS})\s*\}}\{{\s*([+-]?)\s*({_DIGITS})\s*
 _SLASH = rf"({_DIGITS})\s*/\s*({_DIGITS})"
 _FRACTION = re.compile(rf"{_OVER}|{_SLASH}")
 _MIXED = re.compile(r"([0-9]+)(?:\s*\\frac\{\s*([0-9]+)\s*\}\{\s*([0-9]+)\s*\}| ([0-9]+)\s*/\s*([0-9]+))")
-_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "  # noqa: SIM905
-    "seventeen eighteen nineteen twenty".split()
-)
+_WORDS = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+]  # fmt: skip
 _BASE = re.compile(
     r"\(?0*([0-9][0-9A-Za-z ]*)\)?\s*"
     r"(?:_\s*(?:\{\s*(?:\\text\{\s*)?(\w+)\s*\}?\s*\}|([0-9]))"
