@@ -178,6 +178,35 @@ def test_a_field_that_is_read_in_place_of_its_column_is_named(tmp_path: Path, ca
     assert not caplog.text
 
 
+def test_rows_that_lack_the_column_of_others_are_not_read_from_another_field(tmp_path: Path) -> None:
+    """The column of a shard that has other columns, or a null in a table, was replaced by the field without a word."""
+    renamed, own = {"q": "a", "completion": "b"}, {"prompt": "id-7", "completion": "d"}
+    for name, rows, place in (("first", [renamed, own], 2), ("last", [own, renamed], 1)):
+        path = write(tmp_path / f"{name}.jsonl", rows)
+        with pytest.raises(
+            DataError, match=rf"{name}.jsonl:{place}: the row has no 'q' \(columns.prompt\), as .*:\d has"
+        ):
+            read_rows(str(path), Conversation, {"prompt": "q"})
+        with pytest.raises(DataError, match=rf"{name}.jsonl:{place}: the row has no 'q' \(columns.prompt\); it has"):
+            read_rows(str(path), Conversation, {"prompt": "q", "other": "prompt"})
+
+
+def test_a_folder_of_tables_of_texts_is_read_as_each_of_them(tmp_path: Path) -> None:
+    """Numbers and truth values were read from texts only where the path itself ended in .csv."""
+    for name, label, score in (("train-0.csv", True, 0.5), ("train-1.csv", False, 2.0)):
+        write(tmp_path / name, [{"prompt": name, "completion": "a", "label": label, "score": score}])
+    for path in (tmp_path, tmp_path / "train-*"):
+        assert [row.label for row in read_rows(str(path), Labelled)] == [True, False]
+        assert [row.score for row in read_rows(str(path), Scored)] == [0.5, 2.0]
+
+
+def test_a_file_next_to_its_compressed_copy_is_refused(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "rows.jsonl.gz"):
+        write(tmp_path / name, ROWS)
+    with pytest.raises(DataError, match=r"the folder holds rows.jsonl and rows.jsonl.gz, the same rows twice"):
+        read_file(tmp_path)
+
+
 def test_a_column_that_no_row_has_is_an_error(tmp_path: Path) -> None:
     path = write(
         tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d", "s": "e"}]

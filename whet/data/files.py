@@ -68,9 +68,10 @@ def iterate_file(path: str | Path, nan_is_null: bool = False, leave_out: LeaveOu
             raise DataError(f"{file} holds no rows")
 
 
-def is_text_table(path: str | Path) -> bool:
-    """Return whether all values of the file are texts, so that numbers and truth values must be read from texts."""
-    return _format(Path(path)) in TEXT_TABLES
+def is_of_texts(where: str) -> bool:
+    """Return whether all values of a row are texts, so that numbers and truth values must be read from texts.
+    ``where``: the place of the row, which begins with its file."""
+    return _format(Path(where.rpartition(":")[0])) in TEXT_TABLES
 
 
 def data_files(path: str | Path) -> list[Path]:
@@ -96,6 +97,9 @@ def data_files(path: str | Path) -> list[Path]:
         raise DataError(f"can't read {path}: the folder holds files of several formats ({', '.join(sorted(formats))}); "
                         f"name those to read by a pattern: {path}/*{sorted(formats)[0]}")  # fmt: skip
     files = [file for file in files if _format(file) in formats]
+    if packed := next((file for file in files if file.with_name(f"{file.name}.gz") in files), None):
+        raise DataError(f"can't read {path}: the folder holds {packed.name} and {packed.name}.gz, the same rows twice; "
+                        "move one of them away")  # fmt: skip
     splits = sorted({match.group(1) for file in files if (match := _SPLIT.search(file.name.lower()))})
     if len(splits) > 1:
         raise DataError(
@@ -298,7 +302,7 @@ def _columnar_rows(path: Path, suffix: str) -> Iterator[Placed]:
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}:{number}", without_nulls(row)
-    except (pyarrow.ArrowException, OverflowError, UnicodeDecodeError) as problem:
+    except (pyarrow.ArrowException, OverflowError, UnicodeDecodeError, KeyError) as problem:  # the last of a time zone
         kind = "Parquet" if suffix == ".parquet" else "Arrow"
         raise DataError(f"can't read {path} as {kind}, after row {number}: {problem}") from None
 

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from whet.base.errors import DataError
 from whet.base.strict_json import STRICT, JsonObject
 from whet.config.issues import did_you_mean
-from whet.data.files import is_text_table, iterate_file, without_bytes, without_nulls
+from whet.data.files import is_of_texts, iterate_file, without_bytes, without_nulls
 from whet.data.jsonl import LeaveOut, WrongRowError, folder_of
 from whet.fetch.dataset import fetch_rows
 from whet.fetch.download import fetch_file
@@ -174,32 +174,39 @@ def placed_rows(
     """Yield the rows of ``read_rows`` one by one as the arguments of ``Row.of``: place, values, and whether they are
     all texts. ``leave_out``: see ``iterate_file``."""
     columns = columns or {}
+    first = ("", dict[str, object]())
+    with_column, with_field = dict[str, str](), dict[str, str]()  # field -> the first row with its column, or itself
 
-    unseen, first = dict(columns), ("", dict[str, object]())
-    seen = set[str]()  # the fields whose column a row has
-
-    def renamed(values: dict[str, object]) -> dict[str, object]:
-        for name in [name for name, column in unseen.items() if column in values or name in values]:
-            del unseen[name]
+    def renamed(where: str, values: dict[str, object]) -> dict[str, object]:
         fields = {name: values[column] for name, column in columns.items() if column in values}
-        seen.update(fields)
         replaced = fields.keys() | set(columns.values())
+        for name in columns:
+            if name in fields:
+                with_column.setdefault(name, where)
+            elif name in values and name not in replaced:
+                with_field.setdefault(name, where)
+            if name in with_column and name in with_field:
+                raise DataError(
+                    f"{with_field[name]}: the row has no {columns[name]!r} (columns.{name}), as {with_column[name]} "
+                    f"has, and another {name!r}; write all rows in the same columns, or, if {name!r} is something "
+                    f"else, set columns={{other: {name}}}"
+                )
         return fields | {name: value for name, value in values.items() if name not in replaced}
 
     if path.startswith(("https://", "http://")):
         path = str(fetch_file(path))
+    rows: Iterable[tuple[str, dict[str, object]]]
     if path.startswith("hf:"):
-        rows: Iterable[tuple[str, dict[str, object]]]
-        rows, as_texts = ((where, without_nulls(values)) for where, values in fetch_rows(path)), False
+        rows = ((where, without_nulls(values)) for where, values in fetch_rows(path))
     else:
-        rows, as_texts = iterate_file(path, nan_is_null, leave_out), is_text_table(path)
+        rows = iterate_file(path, nan_is_null, leave_out)
     for where, values in rows:
-        fields = renamed(values)
+        fields = renamed(where, values)
         first = first if first[0] else (where, fields)
-        yield where, fields, as_texts
-    for name in unseen:
-        raise DataError(f"{first[0]}: {missing(name, first[1], columns)} No other row has it either")
-    for name in columns.keys() - seen:
+        yield where, fields, is_of_texts(where)
+    for name in columns.keys() - with_column:
+        if name not in with_field:
+            raise DataError(f"{first[0]}: {missing(name, first[1], columns)} No other row has it either")
         log.warning("%s: no row has %r (columns.%s), so the field %r itself is read", path, columns[name], name, name)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from whet.base.errors import ConfigError
 from whet.base.strict_json import JsonObject
-from whet.data.files import is_text_table, read_file
+from whet.data.files import is_of_texts, read_file
 from whet.data.forms import conversation
 from whet.data.in_memory import as_rows, write_rows
 from whet.data.jsonl import Placed
@@ -58,10 +58,10 @@ class RowFiles:
         self.training = _training_of(self._rows["data"]) if reward is None else _REWARDED
         for name, rows in self._rows.items():
             source = self._sources[name]
-            as_texts = isinstance(source, str | Path) and is_text_table(source)
-            with naming_prep() if isinstance(source, str | Path) else nullcontext():
+            from_files = isinstance(source, str | Path)
+            with naming_prep() if from_files else nullcontext():
                 for where, row in rows or ():
-                    self.training.row.of(where, row, as_texts)
+                    self.training.row.of(where, row, from_files and is_of_texts(where))
 
     def recipe(self, folder: Path) -> JsonObject:
         """Return the sections of a recipe, with the paths of the files that ``write`` writes."""
