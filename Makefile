@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= 3
+WORKERS ?= 4
 GYM ?= .venv-gym
 AGENTS ?= .venv-agents
 TORCHAO ?= .torchao
