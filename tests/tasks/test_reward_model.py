@@ -331,6 +331,21 @@ def test_the_reward_is_the_scaled_score_and_the_grade_stays_visible(model: Path)
     assert step.scores["correct"] == step.scores["grade"] == 0
 
 
+def test_each_of_two_reward_models_has_its_scores(model: Path) -> None:
+    """The score of the outer one was replaced by that of the inner one, and the grade was lost."""
+    inner = tasks(model, "Five", scale=2.0)
+    taskset = RewardModelTasks(taskset=inner, model=str(model), scale=-1.0, grade_weight=0.25)
+    (step,), (alone,) = play(taskset, "5"), play(inner, "5")
+    score = alone.scores["reward_model"]
+    assert step.reward == pytest.approx(-score + 0.25 * 2 * score, abs=1e-4)
+    assert step.scores == {
+        "reward_model": pytest.approx(score, abs=TOLERANCE), "grade": pytest.approx(2 * score, abs=1e-4),
+        "inside/reward_model": pytest.approx(score, abs=TOLERANCE), "inside/grade": 2.0, "correct": 1.0, "format": 1.0,
+    }  # fmt: skip
+    declared = RewardModelTasks(taskset=RewardModelTasks(taskset=Arithmetic(), model="m"), model="m").score_names
+    assert set(declared) >= step.scores.keys() and len(declared) == len(set(declared))
+
+
 def test_a_task_set_without_a_grader_can_be_wrapped(model: Path) -> None:
     (step,) = play(tasks(model, "Poses"), "5")
     assert step.scores == {"reward_model": pytest.approx(step.reward)}

@@ -1,6 +1,6 @@
 """Base classes of task sets with the tasks of another task set, and other rewards or episodes."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import model_validator
@@ -59,12 +59,22 @@ class Rewarded(WrappedTaskSet):
     grade_weight: float = 0.0
     """Weight of the task set's own reward, which is added to the new reward."""
 
-    def with_grade(self, *names: str) -> Collection[str]:
-        """Return the names of scores together with the task set's own; empty if these are not declared."""
+    own_scores: ClassVar[tuple[str, ...]]
+    """The names of the scores of the new rewards. With a grader, ``grade`` is its reward."""
+
+    @property
+    def score_names(self) -> Collection[str]:
+        """Return the names of all scores; empty if the task set does not declare those of its grader."""
         if not self.taskset.grades:
-            return names
-        graders = self.taskset.score_names
-        return list(dict.fromkeys([*graders, *names, "grade"])) if graders else ()
+            return self.own_scores
+        graders = self.inner_scores(dict.fromkeys(self.taskset.score_names, 0.0))
+        return [*graders, *self.own_scores, "grade"] if graders else ()
+
+    def inner_scores(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """Return the scores of the task set. One whose name is also a name of the new rewards is ``inside/NAME``, as
+        where a reward model is around another one."""
+        taken = (*self.own_scores, "grade")
+        return {f"inside/{name}" if name in taken else name: value for name, value in scores.items()}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

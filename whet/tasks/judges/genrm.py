@@ -2,7 +2,6 @@
 (Nemotron 3 Nano's RLHF). The reward is relative to the group; its parts are logged as scores."""
 
 import asyncio
-from collections.abc import Collection
 from typing import ClassVar
 
 from pydantic import model_validator
@@ -30,6 +29,7 @@ class GenRM(Rewarded):
     """Tasks of ``taskset``, rewarded by comparisons of a group's answers."""
 
     rewarded_by: ClassVar[str] = "the comparison"
+    own_scores: ClassVar[tuple[str, ...]] = ("genrm", "genrm_length")
 
     judge: Judge
     """The generative reward model."""
@@ -48,10 +48,6 @@ class GenRM(Rewarded):
         if self.roles and self.judge.verdict == "logprobs":
             raise ValueError("judge.verdict = logprobs asks in one message which answer is better; leave roles out")
         return self
-
-    @property
-    def score_names(self) -> Collection[str]:
-        return self.with_grade("genrm", "genrm_length")
 
     def open(self) -> "ComparedEnvironments":
         return ComparedEnvironments(self)
@@ -80,7 +76,7 @@ class ComparedEnvironments(JudgeEnvironments):
         base = base_rewards(len(answers), compared, verdicts)
         extra = length_rewards(base, answers, tasks.length)
         for episode, value, length in zip(episodes, base, extra, strict=True):
-            episode.scores |= {"genrm": value, "genrm_length": length}
+            episode.scores = {**tasks.inner_scores(episode.scores), "genrm": value, "genrm_length": length}
             if tasks.taskset.grades:
                 episode.scores["grade"] = episode.reward
             episode.reward = value + length + tasks.grade_weight * episode.reward

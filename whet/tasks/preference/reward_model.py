@@ -23,6 +23,7 @@ class RewardModelTasks(Rewarded):
     """Tasks of ``taskset``, rewards of ``model``."""
 
     rewarded_by: ClassVar[str] = "a reward model"
+    own_scores: ClassVar[tuple[str, ...]] = ("reward_model", "reward_model_cut")
 
     model: str
     """A folder or an artifact that ``whet export`` wrote, or a decoder with a linear head to one label on the Hugging
@@ -60,7 +61,8 @@ class RewardModelTasks(Rewarded):
 
     @property
     def score_names(self) -> Collection[str]:
-        return self.with_grade("reward_model", "reward_model_cut", *(("correct",) if self.taskset.grades else ()))
+        names = super().score_names
+        return [*names, "correct"] if self.taskset.grades and names and "correct" not in names else names
 
     def open(self) -> "RewardedEnvironments":
         return RewardedEnvironments(self)
@@ -126,7 +128,7 @@ class RewardedEpisode(Environment):
         reward = value - self.value + self.tasks.grade_weight * step.reward
         self.value = value
         self.graded += step.reward
-        scores |= step.scores
+        scores = {**self.tasks.inner_scores(step.scores), **scores}
         if self.tasks.taskset.grades:
             scores = {"correct": float(self.graded > 0), **scores, "grade": self.graded}
         return Step(reward, step.done, step.messages, scores)
