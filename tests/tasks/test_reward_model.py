@@ -343,7 +343,8 @@ def test_each_of_two_reward_models_has_its_scores(model: Path) -> None:
         "inside/reward_model": pytest.approx(score, abs=TOLERANCE), "inside/grade": 2.0, "correct": 1.0, "format": 1.0,
     }  # fmt: skip
     declared = RewardModelTasks(taskset=RewardModelTasks(taskset=Arithmetic(), model="m"), model="m").score_names
-    assert set(declared) >= step.scores.keys() and len(declared) == len(set(declared))
+    assert set(declared) >= step.scores.keys()
+    assert len(declared) == len(set(declared))
 
 
 def test_a_task_set_without_a_grader_can_be_wrapped(model: Path) -> None:

@@ -64,7 +64,7 @@ class Rewarded(WrappedTaskSet):
 
     @property
     def score_names(self) -> Collection[str]:
-        """Return the names of all scores; empty if the task set does not declare those of its grader."""
+        """Return the names of all scores; empty if the task set does not declare its own."""
         if not self.taskset.grades:
             return self.own_scores
         graders = self.inner_scores(dict.fromkeys(self.taskset.score_names, 0.0))
