@@ -2,8 +2,10 @@
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,11 +65,22 @@ class Mutant:
     path: str
     line: int
     change: str  # "before -> after", in source
-    tree: ast.Module
+    place: tuple[int, int] | None  # the index of the node, and of its replacement; None: nothing is changed
 
     @property
     def name(self) -> str:
         return f"{self.path}: {self.change}"
+
+    @property
+    def tree(self) -> ast.Module:
+        """The syntax tree of the whole file with the change."""
+        tree = ast.parse((ROOT / self.path).read_text())
+        if self.place:
+            index, number = self.place
+            target, _ = _mutable(tree)[index]
+            _Replace(target, list(variants(target))[number]).visit(tree)
+            ast.fix_missing_locations(tree)
+        return tree
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.change}"
@@ -126,41 +139,29 @@ def _with(node: ast.AST, **changes: object) -> ast.AST:
 
 def mutants(path: str) -> list[Mutant]:
     """All mutants of a file. Docstrings, annotations and the texts of errors stay as they are."""
-    source = (ROOT / path).read_text()
     found = []
-    for index, node in enumerate(_mutable(ast.parse(source))):
-        for number, _ in enumerate(variants(node)):
-            tree = ast.parse(source)
-            target = _mutable(tree)[index]
-            changed = list(variants(target))[number]
-            before, after = ast.unparse(_statement(tree, target)), ""
-            _Replace(target, changed).visit(tree)
-            ast.fix_missing_locations(tree)
-            after = f"{_short(target)} -> {_short(changed)}"
-            change = f"{after}  in  {before.splitlines()[0]}"
-            found.append(Mutant(path, getattr(target, "lineno", 0), change, tree))
-    return _numbered(found)
-
-
-def _numbered(found: list[Mutant]) -> list[Mutant]:
-    """The same change may be possible twice in one statement: a number distinguishes the later ones."""
-    seen: dict[str, int] = {}
-    result = []
-    for mutant in found:
-        seen[mutant.change] = seen.get(mutant.change, 0) + 1
-        suffix = f"  #{seen[mutant.change]}" if seen[mutant.change] > 1 else ""
-        result.append(Mutant(mutant.path, mutant.line, mutant.change + suffix, mutant.tree))
-    return result
+    seen = Counter[str]()
+    first_line = cache(_short)
+    for index, (node, statement) in enumerate(_mutable(ast.parse((ROOT / path).read_text()))):
+        for number, changed in enumerate(variants(node)):
+            change = f"{_short(node)} -> {_short(changed)}  in  {first_line(statement)}"
+            seen[change] += 1  # the same change may be possible twice in one statement: a number marks the later ones
+            again = f"  #{seen[change]}" if seen[change] > 1 else ""
+            found.append(Mutant(path, getattr(node, "lineno", 0), change + again, (index, number)))
+    return found
 
 
 def _short(node: ast.AST) -> str:
     return ast.unparse(node).splitlines()[0]
 
 
-def _mutable(tree: ast.AST) -> list[ast.AST]:
-    found: list[ast.AST] = []
+def _mutable(tree: ast.AST) -> list[tuple[ast.AST, ast.AST]]:
+    """The nodes that may change, each with the innermost statement around it."""
+    found: list[tuple[ast.AST, ast.AST]] = []
 
-    def visit(node: ast.AST) -> None:
+    def visit(node: ast.AST, statement: ast.AST) -> None:
+        if isinstance(node, ast.stmt):
+            statement = node
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Assert):
             return
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -171,7 +172,7 @@ def _mutable(tree: ast.AST) -> list[ast.AST]:
             return
         if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: a check, not a result
             return
-        found.append(node)
+        found.append((node, statement))
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "bases"):
                 continue
@@ -179,24 +180,15 @@ def _mutable(tree: ast.AST) -> list[ast.AST]:
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
-                    visit(child)
+                    visit(child, statement)
 
-    visit(tree)
+    visit(tree, tree)
     return found
 
 
 def _is_type(node: ast.Assign) -> bool:
     """An alias such as ``Std = Literal["sample", "population"]``."""
     return isinstance(node.value, ast.Subscript) and ast.unparse(node.value.value) == "Literal"
-
-
-def _statement(tree: ast.AST, target: ast.AST) -> ast.AST:
-    """The innermost statement around a node."""
-    best: ast.AST = tree
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and any(child is target for child in ast.walk(node)):
-            best = node
-    return best
 
 
 class _Replace(ast.NodeTransformer):

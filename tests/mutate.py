@@ -13,7 +13,6 @@ listed, with a reason, in ``EQUIVALENT``.
 """
 
 import argparse
-import ast
 import gc
 import hashlib
 import importlib.abc
@@ -279,7 +278,7 @@ def main() -> int:
     os.chdir(ROOT)
     _warm_up()
     for path in dict.fromkeys(mutant.path for mutant in chosen) if not given.sample else ():
-        if not survives(Mutant(path, 0, "unchanged", ast.parse((ROOT / path).read_text()))):
+        if not survives(Mutant(path, 0, "unchanged", place=None)):
             print(f"the tests of {path} fail without any change")
             return 2
     return 1 if run(chosen, given.killed) else 0
