@@ -16,7 +16,7 @@ import torch
 import whet
 from whet.base import files
 from whet.base.errors import ConfigError, WhetError
-from whet.base.files import check_writable, load_tensors, remove, replacing, save_tensors, write_atomically
+from whet.base.files import check_writable, expanded, load_tensors, remove, replacing, save_tensors, write_atomically
 from whet.checkpoint.export import export
 from whet.cli.main import main
 from whet.prep.prepare import prepare
@@ -273,3 +273,25 @@ def test_importing_the_module_does_not_import_torch() -> None:
         "print([name for name in ('torch', 'transformers', 'safetensors', 'peft') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60).stdout == "[]\n"
+
+
+def test_the_home_folder_of_an_unknown_user_is_an_ordinary_name(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert expanded("~/a") == Path.home() / "a"
+    assert expanded("~no-such-user/a") == Path("~no-such-user/a")
+    for words in (["eval", "~no-such-user/run"], ["show", "~no-such-user/a.yaml"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert "RuntimeError" not in capsys.readouterr().err
+
+
+def test_the_home_folder_in_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves ``--out=~/prepared`` as it is, and a folder with the name ~ was written."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    Path("blend.yaml").write_text("sources: {mine: {rows: {type: supervised, path: rows.jsonl}}}")
+    with pytest.raises(SystemExit) as ended:
+        main(["prep", "blend.yaml", "--out=~/prepared"])
+    assert not ended.value.code
+    assert (tmp_path / "prepared" / "manifest.json").is_file()

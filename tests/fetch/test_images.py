@@ -105,7 +105,7 @@ def test_without_a_folder_no_path_is_read_and_no_address():
         read_image("cat.png")
 
 
-@pytest.mark.parametrize("name", ["missing.png", "a folder", "a\0b.png", "x" * 5000])
+@pytest.mark.parametrize("name", ["missing.png", "a folder", "a\0b.png", "x" * 5000, "~missing.png"])
 def test_a_file_that_is_not_there_is_an_error(name: str, tmp_path: Path):
     (tmp_path / "a folder").mkdir()
     with pytest.raises(DataError, match="can't read the image"):

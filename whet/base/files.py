@@ -30,6 +30,12 @@ _STRIDE, _BLOCK = 4 << 20, 64 << 10
 _STAGED = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}")  # temporary names, with the process id
 
 
+def expanded(path: str | Path) -> Path:
+    """Return the path with the home folder in place of ``~``. As a shell does, and ``Path.expanduser`` does not, leave
+    the name of an unknown user as it is (``~notes.txt``)."""
+    return Path(os.path.expanduser(path))
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path at which to create a file or folder. On success it replaces ``path``; on failure it is

@@ -1,9 +1,10 @@
 """The setting ``chat_template``: the text of a template, the name of a built-in one, or a file."""
 
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
+
+from whet.base.files import expanded
 
 _ENDINGS = (".jinja", ".jinja2", ".j2", ".txt")
 
@@ -13,7 +14,7 @@ def read_template(template: str) -> str:
     texts unchanged. Raises ``ValueError`` for a file that can't be read."""
     if "\n" in template or "{" in template or not template.endswith(_ENDINGS):
         return template
-    path = Path(template).expanduser()
+    path = expanded(template)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

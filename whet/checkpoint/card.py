@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from whet.base.files import expanded
 from whet.base.strict_json import JsonObject
 from whet.checkpoint.store import Checkpoint
 from whet.lineage.record import Record
@@ -46,7 +47,7 @@ def model_card(
 
     images = recipe.get("model", {}).get("vision") is not None
     data = ModelCardData(
-        base_model=base if "/" in base and not Path(base).expanduser().exists() else None,
+        base_model=base if "/" in base and not expanded(base).exists() else None,
         library_name={"adapter": "peft", "gguf": "gguf", "megatron": "megatron-core"}.get(kind, "transformers"),
         pipeline_tag="text-classification"
         if kind == "reward model"
@@ -125,7 +126,7 @@ def _name(path: str) -> str:
     >>> _name("/home/me/data/train-*.jsonl"), _name("hf:openai/gsm8k:main:train"), _name("Qwen/Qwen3-0.6B")
     ('train-*.jsonl', 'hf:openai/gsm8k:main:train', 'Qwen/Qwen3-0.6B')
     """
-    return Path(path).name if Path(path).expanduser().is_absolute() else path
+    return Path(path).name if expanded(path).is_absolute() else path
 
 
 def _measured(

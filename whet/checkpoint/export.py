@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import require
-from whet.base.files import check_writable, load_tensors, remove, save_tensors
+from whet.base.files import check_writable, expanded, load_tensors, remove, save_tensors
 from whet.base.lazy import FileDtype, torch_dtype
 from whet.base.staged_folder import staged_folder
 from whet.base.strict_json import JsonObject
@@ -78,7 +78,7 @@ def export(
         check_writable(folder)
     recipe = _of_policy(_recipe(run), run, policy)
     config = _section(ModelConfig, recipe, "model", run)
-    _check_kept(out, run / "checkpoints", Path(config.path).expanduser())
+    _check_kept(out, run / "checkpoints", expanded(config.path))
     if adapter_only and config.lora is None:
         raise ConfigError(f"{run} was trained without LoRA, so it has no adapter; export it without --adapter")
     settings = _section(CheckpointConfig, recipe, "checkpoints", run)
@@ -268,7 +268,7 @@ def _portable_name(config: "ModelConfig") -> str:
     """Return the name of an adapter's base model: the Hub id if it has one, else the folder."""
     from whet.models.loading import resolve
 
-    local = Path(config.path).expanduser().is_dir() or "/" not in config.path
+    local = expanded(config.path).is_dir() or "/" not in config.path
     return str(resolve(config).resolve()) if local else config.path
 
 

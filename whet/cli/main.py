@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # --debug may be anywhere, so that it can be appended to a command that failed.
     session = Session(debug="--debug" in words)
-    words = [word for word in words if word != "--debug"]
+    words = [_at_home(word) for word in words if word != "--debug"]
     session.words = tuple(words)
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
@@ -140,6 +140,12 @@ def main(arguments: list[str] | None = None) -> None:
         remove_scratch()
         os._exit(code)  # running threads would delay or crash Python's normal exit
     sys.exit(code)
+
+
+def _at_home(word: str) -> str:
+    """Return an option with the home folder in place of ``~``, which shells leave in ``--folder=~/runs/a``."""
+    option, is_equal, value = word.partition("=")
+    return f"{option}={os.path.expanduser(value)}" if is_equal and option.startswith("--") else word
 
 
 def finish(error: BaseException, session: Session, words: list[str] | None = None) -> int:

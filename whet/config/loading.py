@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 import whet
+from whet.base.files import expanded
 from whet.config.base import Config
 from whet.config.component import DATA_FILES
 from whet.config.issues import ConfigIssue, RecipeError, did_you_mean
@@ -128,7 +129,7 @@ def _unused_inherited(value: Config, tree: Node, files: list[str], issues: list[
 
 def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
     """Return the file that ``source`` names. Raises RecipeError with the most similar recipe name."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.is_dir() and (path / "recipe.yaml").is_file():
         return path / "recipe.yaml"
     if _looks_like_path(source):

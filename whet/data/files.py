@@ -21,6 +21,7 @@ from typing import Any
 
 from whet.base.errors import DataError
 from whet.base.extras import extra
+from whet.base.files import expanded
 from whet.base.strict_json import STRICT, TABLES
 from whet.config.issues import did_you_mean
 from whet.data.jsonl import LeaveOut, Placed, WrongRowError, iterate_jsonl
@@ -76,7 +77,7 @@ def is_of_texts(where: str) -> bool:
 
 def data_files(path: str | Path) -> list[Path]:
     """Return the files that a path, a folder or a pattern names. Raises ``DataError`` if it is not clear which."""
-    path = Path(path).expanduser()
+    path = expanded(path)
     try:
         exists = path.exists()
     except OSError as problem:  # no permission for a folder of it, or a name that is too long

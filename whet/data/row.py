@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, Validat
 from pydantic.fields import FieldInfo
 
 from whet.base.errors import DataError
+from whet.base.files import expanded
 from whet.base.strict_json import STRICT, JsonObject
 from whet.config.issues import did_you_mean
 from whet.data.files import is_of_texts, iterate_file, without_bytes, without_nulls
@@ -107,7 +108,7 @@ class Row(BaseModel):
         """Return the row at ``where``. With ``as_texts``, numbers and truth values are read from texts, and lists and
         objects from their JSON. ``columns``: the column that each renamed field comes from. ``image_folder``: the
         folder of its images; None: that of its file. Raises ``DataError`` naming the first field that is wrong."""
-        folder = folder_of(where) if image_folder is None else Path(image_folder).expanduser()
+        folder = folder_of(where) if image_folder is None else expanded(image_folder)
         try:
             fields = cls.prepared(cls._of_texts(values) if as_texts else values, folder)
             row = cls.model_validate(fields, strict=False if as_texts else None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from whet.base.errors import WhetError
 from whet.base.extras import extra
-from whet.base.files import digest, replacing
+from whet.base.files import digest, expanded, replacing
 from whet.base.progress import PROGRESS
 from whet.fetch.casting import cast_model
 from whet.fetch.download import cache_folder, filling
@@ -36,7 +36,7 @@ def base_of(adapter: Path) -> tuple[str, str | None]:
         base, revision, task = (config.get(key) for key in ("base_model_name_or_path", "revision", "task_type"))
     except (OSError, ValueError, AttributeError) as error:
         raise WhetError(f"adapter {path} can't be read: {error}") from None
-    if not base or Path(base).expanduser().resolve() == adapter.resolve():
+    if not base or expanded(base).resolve() == adapter.resolve():
         raise WhetError(f"adapter {path} names no base model; set its base_model_name_or_path")
     if task not in (None, "CAUSAL_LM"):
         raise WhetError(f"adapter {path} is for the task {task}, and a model to train needs CAUSAL_LM")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from whet.base.errors import ConfigError
-from whet.base.files import error_context, sync_folder, unchanged
+from whet.base.files import error_context, expanded, sync_folder, unchanged
 from whet.config.issues import did_you_mean
 
 PREFIX = "artifact:"
@@ -25,7 +25,7 @@ _EDITED = (".md",)  # files that people change, and that no model reads
 
 def artifacts_folder() -> Path:
     """Return the folder of the artifacts."""
-    return Path(os.environ.get("WHET_ARTIFACTS") or "artifacts").expanduser()
+    return expanded(os.environ.get("WHET_ARTIFACTS") or "artifacts")
 
 
 def check_name(name: str) -> None:

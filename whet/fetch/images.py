@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from whet.base.errors import DataError
 from whet.base.extras import extra
+from whet.base.files import expanded
 from whet.fetch.download import fetch_file
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _read_file(path: Path, name: str) -> str:
 def _inside(path: Path, folder: Path) -> Path:
     """Return the path of a file in the folder. Rows are written by others: their paths must not lead out of it, neither
     directly nor by a link."""
-    place = folder / path.expanduser() if not path.is_absolute() else path
+    place = folder / expanded(path) if not path.is_absolute() else path
     try:
         inside = place.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError) as problem:

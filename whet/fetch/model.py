@@ -7,6 +7,7 @@ from pathlib import Path
 
 from whet.base.errors import WhetError
 from whet.base.extras import require
+from whet.base.files import expanded
 from whet.fetch import smollm2
 from whet.fetch.adapter import base_of, is_adapter, merged_folder
 from whet.fetch.artifacts import PREFIX, artifact_folder
@@ -31,7 +32,7 @@ def absolute_path(path: str) -> str:
 
 def _local(path: str) -> Path:
     """Return the folder of that name, which may not exist. Raises ``WhetError`` if it can't be read."""
-    folder = artifact_folder(path) if path.startswith(PREFIX) else Path(path).expanduser()
+    folder = artifact_folder(path) if path.startswith(PREFIX) else expanded(path)
     try:
         folder.is_dir()
         (folder / "config.json").is_file()

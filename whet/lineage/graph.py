@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from whet.base.errors import ConfigError, DataError
-from whet.base.files import digest
+from whet.base.files import digest, expanded
 from whet.lineage.exports import exports_of
 from whet.lineage.reading import model_files
 from whet.lineage.record import Input, Record, maker_of, read_record
@@ -14,7 +14,7 @@ from whet.lineage.record import Input, Record, maker_of, read_record
 def target_record(path: Path) -> Record:
     """Return the record of a run, an export, prepared data or a checkpoint (its run, with the step), or one that
     is made for another file or model folder. Raises ``ConfigError`` if there is no such file or folder."""
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     if not path.exists():
         raise ConfigError(f"{path}: there is no such file or folder")
     if path.parent.name == "checkpoints" and path.name.startswith("step-") and path.name[5:].isdecimal():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_origin
 
 from whet.base.errors import DataError, WhetError
-from whet.base.files import digest
+from whet.base.files import digest, expanded
 from whet.config import Config
 from whet.data.base import Data
 from whet.data.files import data_files
@@ -84,7 +84,7 @@ def _data(setting: str, path: str, run: Path) -> Input:
 
 def _model(setting: str, path: str, revision: str | None, run: Path) -> Iterator[Input]:
     """Yield a model and, for an adapter, its base model. The folder of a Hub id is called after its commit."""
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     local = folder.is_dir()
     if not local:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from whet.base.errors import ConfigError, WhetError
+from whet.base.files import expanded
 from whet.config.issues import did_you_mean
 from whet.config.tree import from_plain
 from whet.data.files import data_files
@@ -115,7 +116,7 @@ def _files(text: str, folder: Path) -> list[Path]:
     if not re.search(r"[/.]\w", name) or "\n" in name or len(name) > 1000 or name.startswith(("hf:", f"{folder}/")):
         return []
     try:
-        path = Path(name).expanduser()
+        path = expanded(name)
         if path.is_dir():
             return sorted(file for file in path.iterdir() if file.is_file())
         return [file for file in data_files(path) if file.is_file()]

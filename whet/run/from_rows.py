@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.base.errors import ConfigError
+from whet.base.files import expanded
 from whet.base.strict_json import JsonObject
 from whet.data.files import is_of_texts, read_file
 from whet.data.forms import conversation
@@ -108,7 +109,7 @@ def _as_json(value: object) -> str:
 def _path(data: RowData, written: Path) -> str:
     if not isinstance(data, str | Path):
         return str(written.absolute())
-    return str(data) if str(data).startswith(_WEB) else str(Path(data).expanduser().absolute())
+    return str(data) if str(data).startswith(_WEB) else str(expanded(data).absolute())
 
 
 def _training_of(rows: list[Placed] | None) -> Training:

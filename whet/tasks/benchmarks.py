@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet.base.errors import ConfigError, DataError
+from whet.base.files import expanded
 from whet.base.strict_json import JsonObject
 from whet.config.issues import did_you_mean
 from whet.fetch.download import cache_folder, offline
@@ -61,7 +62,7 @@ BENCHMARKS = {
 def folder() -> Path:
     """Return the folder of the benchmarks' files: ``$WHET_BENCHMARKS``, by default ``~/.cache/whet/benchmarks``."""
     chosen = os.environ.get("WHET_BENCHMARKS")
-    return Path(chosen).expanduser() if chosen else cache_folder().parent / "benchmarks"
+    return expanded(chosen) if chosen else cache_folder().parent / "benchmarks"
 
 
 def benchmark(name: str) -> TaskSet:
