@@ -92,7 +92,8 @@ def _train(
                     async with open_run(decided, folder, resuming=again, stop=stop, restarts=restarts) as run:
                         run.on_step = on_step
                         check_steps(folder, run.recipe, run.start)
-                        write_atomically(folder / "recipe.yaml", dump_yaml(decided))  # overrides included
+                        if resuming:  # with the overrides
+                            write_atomically(folder / "recipe.yaml", dump_yaml(decided))
                         if not restarts.count:
                             await compute(partial(record_run, decided, folder, decided.seed, again=resuming))
                         await train(run)
