@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import whet
+from tests.ancestor import Ancestor
 from tests.checkpoint.writer import Save, assert_intact, save_all
 from whet.base.errors import ConfigError
 from whet.checkpoint.config import CheckpointConfig
@@ -24,13 +23,16 @@ POINTS = [name for name in CRASH_POINTS if name.startswith("checkpoint.")]
 AFTER_POINTER = POINTS[POINTS.index("checkpoint.before_prune") :]  # here `latest` names the new checkpoint
 
 
+@cache
+def writer() -> Ancestor:
+    return Ancestor("import tests.checkpoint.writer\n", PYTHONPATH=str(Path(__file__).parents[2]))
+
+
 def run_writer(folder: Path, saves: list[Save], config: CheckpointConfig, crash_at: str) -> int:
-    return subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.writer", str(folder), json.dumps(saves), config.model_dump_json()],
-        env={**os.environ, VARIABLE: crash_at},
-        cwd=Path(__file__).parents[2],
-        timeout=60,
-    ).returncode
+    """Save in another process; return its exit code."""
+    arguments = str(folder), json.dumps(saves), config.model_dump_json()
+    code = "from tests.checkpoint.writer import main\nmain()"
+    return writer().run(code, *arguments, folder=folder, **{VARIABLE: crash_at}).returncode
 
 
 def hidden_files(folder: Path) -> list[str]:
@@ -84,19 +86,6 @@ def test_a_kill_in_the_first_save_leaves_no_checkpoint_or_an_intact_one(tmp_path
         assert_intact(checkpoint)
 
 
-def save_and_die(folder: Path, save: Save, config: CheckpointConfig, crash_at: str) -> int:
-    """Save in a forked process, which is faster than a new interpreter; return its exit code."""
-    child = os.fork()
-    if child == 0:
-        os.environ[VARIABLE] = crash_at
-        try:
-            asyncio.run(save_all(folder, [save], config))
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 Action = tuple[str, int, float | None]
 ACTIONS = st.tuples(
     st.sampled_from([*POINTS, "save", "save", "save"]), st.integers(1, 4), st.sampled_from([None, 0.1, 0.2, 0.3])
@@ -113,7 +102,7 @@ def test_any_sequence_of_saves_and_kills_matches_a_model(
     published: dict[int, tuple[int, float | None]] = {}  # step -> seed, metric
     latest: int | None = None
     for seed, (action, step, metric) in enumerate(actions):
-        code = save_and_die(folder, (step, metric, seed), config, "" if action == "save" else action)
+        code = run_writer(folder, [(step, metric, seed)], config, "" if action == "save" else action)
         died = code == -signal.SIGKILL
         assert died or code == 0
         reached = POINTS.index(action) if died else len(POINTS)

@@ -37,6 +37,6 @@ def assert_intact(checkpoint: Checkpoint) -> None:
         assert (checkpoint.folder / name).read_bytes() == data
 
 
-if __name__ == "__main__":
+def main() -> None:
     settings = CheckpointConfig.model_validate(json.loads(sys.argv[3]))
     asyncio.run(save_all(Path(sys.argv[1]), [tuple(save) for save in json.loads(sys.argv[2])], settings))
