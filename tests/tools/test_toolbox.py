@@ -41,6 +41,11 @@ def slow(seconds: float) -> float:
     return seconds
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
 def broken(kind: str) -> None:
     """Break."""
     raise {
@@ -49,6 +54,7 @@ def broken(kind: str) -> None:
         "exit": SystemExit(3),
         "memory": MemoryError(),
         "long": RuntimeError("x" * 10_000),
+        "unspeakable": Unspeakable(),
     }[kind]
 
 
@@ -120,7 +126,9 @@ def test_the_errors_of_the_model_are_shown_to_it() -> None:
 
 def test_an_exception_is_shown_with_limited_length() -> None:
     box = Toolbox(tools_of(broken), SHORT)
-    value, memory, long = texts(box, *(call("broken", kind=kind) for kind in ("value", "memory", "long")))
+    kinds = ("value", "memory", "long", "unspeakable")
+    value, memory, long, unspeakable = texts(box, *(call("broken", kind=kind) for kind in kinds))
+    assert unspeakable == "Error: Unspeakable (its text can't be formatted)"
     assert value == "Error: ValueError: bad \ufffd value"
     assert memory == "Error: MemoryError: "
     assert long == "Error: RuntimeError: " + "x" * 86 + "\n[the rest is left out]"

@@ -91,7 +91,7 @@ class Toolbox:
             if not isinstance(error, ToolError) and is_infrastructure(error):
                 raise
             self.counts["errors"] += 1
-            text = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, ToolError) else _named(error)
             return NO_TEXT.sub("\ufffd", f"Error: {bounded(text, self._limits.max_result_chars)}")
 
     async def _in_time(self, tool: Tool, arguments: dict[str, object]) -> Content:
@@ -109,6 +109,14 @@ class Toolbox:
             self._late = tool.name if tool.ordered else self._late
             raise ToolError(f"{tool.name} did not finish within {self._limits.deadline_s:g} s")
         return running.result()
+
+
+def _named(error: Exception) -> str:
+    """Return an exception of a tool as text, also if its own code for that fails."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (its text can't be formatted)"
 
 
 def _readable(content: Content) -> Content:
