@@ -16,7 +16,7 @@ from tests.grids import grid, taking_turns
 from tests.processes.elsewhere import operations_elsewhere
 from tests.tiny import VOCAB, tiny_gemma, tiny_granite, tiny_llama, tiny_qwen3, tiny_qwen3_5, tiny_tokenizer
 from tests.weights.collected import load_into
-from whet.base.errors import ConfigError, DeadlineError, RefitError, WhetError
+from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.core.types import Distribution
 from whet.engines.base import SamplingParams
 from whet.engines.torch import cached_model
@@ -466,3 +466,10 @@ def test_the_cache_of_requests_under_way_is_emptied_on_the_compute_thread(monkey
         await asyncio.gather(first, third, last)
 
     run(generator, body)
+
+
+def test_an_engine_without_memory_says_what_takes_less() -> None:
+    generator = make()
+    generator.engine.model.register_forward_pre_hook(lambda *_: torch.empty(2**50))
+    with pytest.raises(GeneratorError, match=r"is out of memory \(tried to allocate .* lower generator.max_batch"):
+        run(generator, lambda: generator.sample(PROMPT, SamplingParams(4)))

@@ -54,6 +54,10 @@ class DeadlineError(WhetError):
     """An operation took longer than its deadline."""
 
 
+class OutOfMemoryError(WhetError):
+    """An allocator, of a GPU or of the system, has no memory left; see ``whet.base.memory``."""
+
+
 class CallError(WhetError):
     """A function call in a worker process failed: the function raised, or the worker died. Another call may succeed, so
     only the episode fails, not the run."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.base.errors import DataError, WhetError
+from whet.base.memory import naming_memory
 from whet.cluster.base import RankInfo
 from whet.cluster.rendezvous import LOOPBACK
 from whet.core.batch import Batch, ModelOutput, Output
@@ -55,6 +56,13 @@ from whet.weights.shared_memory import settle
 # Collectives raise after the deadline of the call that they are part of, so that the controller finds the rank that
 # hangs before the ranks that wait for it fail, which would look like an error of theirs.
 _LATER = 1.1
+
+# What to do where memory is lacking.
+_MORE_RANKS = "split the model over more ranks (parallel.fsdp); `whet plan` prints what a rank needs"
+_FEWER_TOKENS = (
+    "lower learner.max_tokens or learner.pack_tokens, set learner.activation_checkpointing=true, or " + _MORE_RANKS
+)
+_FEWER_NUMBERS = "set optimizer.moments=8bit, optimizer.type=adafactor or model.lora={}, or " + _MORE_RANKS
 
 
 class LearnerWorker:
@@ -148,12 +156,13 @@ class LearnerWorker:
                 kept |= {prefix + name: result.column(name) for name in names}
 
         of_top = outputs & {"topk_ids", "topk"} if top is not None else frozenset[Output]()
-        if given := outputs - of_top:
-            keep(forward(self.module, batches, given), given)
-        if "reference_logprobs" in columns:
-            keep(self._score_reference(batches), {"logprobs"}, "reference_")
-        if of_top:
-            keep(forward(self.module, batches, set(), top), of_top)
+        with naming_memory(f"scoring {_sizes(batches)}", _FEWER_TOKENS):
+            if given := outputs - of_top:
+                keep(forward(self.module, batches, given), given)
+            if "reference_logprobs" in columns:
+                keep(self._score_reference(batches), {"logprobs"}, "reference_")
+            if of_top:
+                keep(forward(self.module, batches, set(), top), of_top)
         reshard(self.module)
         return scored
 
@@ -183,7 +192,8 @@ class LearnerWorker:
         config, progress = self.config.optimizer, self.progress
         if self.optimizer is None or config is None:
             raise WhetError("this learner has no optimizer, so it can score but not update")
-        make_moments(self.optimizer)
+        with naming_memory("making the optimizer's moments", _FEWER_NUMBERS):
+            make_moments(self.optimizer)
         total, metrics, logprobs = self.accumulate(micro_batches, loss)
         shard_loss, loss_value, norm_value = measure(self.module, total, self.ranks)
         lr = learning_rate(config, progress.step, self.config.steps)
@@ -192,7 +202,8 @@ class LearnerWorker:
             if norm_value > config.max_grad_norm:
                 scale_gradients(self.module.parameters(), config.max_grad_norm / (norm_value + 1e-6))
             set_rate(self.optimizer, lr)
-            self.optimizer.step()
+            with naming_memory("taking the optimizer's step", _FEWER_NUMBERS):
+                self.optimizer.step()
             if self.balance is not None:
                 metrics.merge(self.balance.step())
             progress.step += 1
@@ -231,7 +242,8 @@ class LearnerWorker:
             logprobs[number] = output.logprobs.detach().float()
             return value
 
-        with seeded_dropout(self.module, self.config.seed, self.info.shard, self.progress.step):
+        dropout = seeded_dropout(self.module, self.config.seed, self.info.shard, self.progress.step)
+        with dropout, naming_memory(f"learning from {_sizes(batches)}", _FEWER_TOKENS):
             forward_backward(self.module, batches, loss.outputs, loss_of)
         reshard(self.module)  # a stage of a pipeline that is all frozen has no backward pass, which would do it
         result = (total.cpu(), metrics.read(), [logprobs[number].cpu() for number in sorted(logprobs)])
@@ -296,24 +308,29 @@ class LearnerWorker:
 
     def _build(self, *, train: bool) -> LearnerModel:
         """Build this learner's model, or with ``train`` false its reference model."""
-        return build_model(
-            self.config.model,
-            self.config.learner.computes_in,
-            self.device,
-            self.ranks,
-            train=train,
-            value_head=self.config.head == "value",
-            seed=self.config.seed,
-            compiled=self.config.learner.compile,
-            recomputed=self.config.learner.activation_checkpointing,
-            attention=self.config.learner.attention,
-            float8=self.config.learner.float8,
-            megatron=self.config.learner.type == "megatron",
-            whole=train and self.config.learner.distributed_optimizer,
-        )
+        with naming_memory(f"loading {self.config.model.path} onto {self.device}", _MORE_RANKS):
+            return build_model(
+                self.config.model,
+                self.config.learner.computes_in,
+                self.device,
+                self.ranks,
+                train=train,
+                value_head=self.config.head == "value",
+                seed=self.config.seed,
+                compiled=self.config.learner.compile,
+                recomputed=self.config.learner.activation_checkpointing,
+                attention=self.config.learner.attention,
+                float8=self.config.learner.float8,
+                megatron=self.config.learner.type == "megatron",
+                whole=train and self.config.learner.distributed_optimizer,
+            )
 
     def _optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
         made = build_optimizer(self.module.by_name(), config, self.module.pipeline)
         if self.config.learner.distributed_optimizer:
             return distributed(made, self.module, self.ranks)
         return made
+
+
+def _sizes(batches: Sequence[Batch]) -> str:
+    return f"micro-batches of up to {max(map(len, batches), default=0):,} tokens"

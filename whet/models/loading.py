@@ -16,6 +16,7 @@ import torch
 from whet.base.errors import WhetError
 from whet.base.extras import extra
 from whet.base.files import write_atomically
+from whet.base.memory import lack_of_memory
 from whet.base.seeds import derive_seed
 from whet.fetch.model import fetch_model
 from whet.models.config import LoraSettings, ModelConfig
@@ -117,9 +118,9 @@ def new_model(config: "PretrainedConfig", dtype: torch.dtype, vision: bool, **se
     model: PreTrainedModel
     try:
         model = architecture(vision).from_config(config, dtype=dtype, **settings)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:  # a wrong config.json makes transformers raise many types of errors
+        if lack_of_memory(error) is not None:
+            raise
         raise _cannot_load(Path(config.name_or_path), error) from error
     return model
 
@@ -177,6 +178,8 @@ def _with_weights(config: ModelConfig, dtype: torch.dtype) -> "PreTrainedModel":
             output_loading_info=True,
         )
     except Exception as error:  # damaged files raise errors of several libraries
+        if lack_of_memory(error) is not None:
+            raise
         raise _cannot_load(folder, error) from error
     if quantized := sorted({str(p.dtype) for p in model.parameters() if p.dtype not in _PLAIN}):
         raise WhetError(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable
 
 from whet.base.errors import GeneratorError, WhetError
+from whet.base.memory import lack_of_memory
 from whet.engines.base import Completion
 from whet.engines.torch.decoder import Request
 
@@ -62,6 +63,13 @@ def engine_error(failure: BaseException) -> WhetError:
     """Return the outcome of every request after a step that failed."""
     if isinstance(failure, WhetError):
         return failure
-    error = GeneratorError(f"the torch generator's engine failed: {type(failure).__name__}: {failure}")
+    amounts = lack_of_memory(failure)
+    if amounts is None:
+        error = GeneratorError(f"the torch generator's engine failed: {type(failure).__name__}: {failure}")
+    else:
+        error = GeneratorError(
+            f"the torch generator is out of memory{amounts}: lower generator.max_batch, generator.prefill_tokens or "
+            "generator.prefix_tokens, or shorten prompts and answers"
+        )
     error.__cause__ = failure
     return error
