@@ -64,6 +64,15 @@ def test_every_origin_gives_the_same_url(tmp_path: Path):
     assert fingerprint(url) == fingerprint(read_image("a.png", tmp_path)) != fingerprint(data_url(file_of(size=(4, 4))))
 
 
+def test_rows_with_the_same_image_hold_it_once_and_decode_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    content = file_of("BMP", size=(7, 5))
+    (tmp_path / "a.bmp").write_bytes(content)
+    first = read_image("a.bmp", tmp_path)
+    monkeypatch.setattr(images, "_decoded", None)
+    assert read_image("a.bmp", tmp_path) is first
+    assert read_image({"bytes": bytes(bytearray(content))}) is first
+
+
 def test_a_photograph_is_turned_as_its_exif_data_say():
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -35,6 +36,9 @@ _MODES = {"1", "L", "LA", "P", "RGB", "RGBA"}  # of pixels, as browsers and proc
 _ORIENTATION = 0x0112  # the tag of Exif by which viewers turn a photograph
 _DATA = re.compile(r"data:image/[\w.+-]+;base64,")
 _DEADLINE = 120.0  # seconds for a download
+_RECENT = (
+    16  # images that are kept: rows next to each other often have the same one, which is then decoded and held once
+)
 
 
 def read_image(value: object, folder: Path | None = None) -> str:
@@ -84,6 +88,11 @@ def data_url(content: bytes) -> str:
     another format than PNG, JPEG, WebP, GIF and BMP."""
     if len(content) > MOST_BYTES:
         raise DataError(f"the image has {len(content):,} bytes, and at most {MOST_BYTES:,} are allowed")
+    return _url_of_file(bytes(content))
+
+
+@lru_cache(maxsize=_RECENT)
+def _url_of_file(content: bytes) -> str:
     with _reading():
         image = _decoded(content)
         kind = _KEPT.get(image.format or "")
