@@ -56,6 +56,7 @@ class Settings(Config):
     extra: AnyLoss | None = None
     losses: tuple[AnyLoss, ...] = (Pair(margin=4.0),)
     roles: dict[str, AnyLoss] = {}  # noqa: RUF012
+    columns: dict[str, str] = {"prompt": "question"}  # noqa: RUF012
     kl: float | Literal["auto"] = "auto"
     shuffle: bool = True
     folder: Path = Path("data")

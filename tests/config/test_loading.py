@@ -68,6 +68,19 @@ def test_changing_one_key_keeps_the_rest_of_the_default():
     assert loaded("name: x", "loss.layers.0=9").value.loss == Clip(layers=(9, 2))
 
 
+def test_an_empty_mapping_of_names_removes_them_and_an_empty_section_changes_nothing():
+    text = (
+        "columns: {completion: answer}\nroles: {judge: pair}\noptimizer: {beta: 0.5}\nloss: {type: pair, margin: 7}\n"
+    )
+    assert loaded(text).value.columns == {"prompt": "question", "completion": "answer"}
+    emptied = loaded(text, "columns={}", "roles={}", "optimizer={}", "loss={}").value
+    assert (emptied.columns, emptied.roles) == ({}, {})
+    assert (emptied.optimizer.beta, emptied.loss) == (0.5, Pair(margin=7.0))
+    assert loaded(text, "optimizer.beta=0.6", "optimizer={}").value.optimizer.beta == 0.6
+    Path("base.yaml").write_text(text)
+    assert loaded("extends: base\ncolumns: {}\n").value.columns == {}
+
+
 def test_another_type_drops_the_keys_of_the_old_one_whatever_the_order_of_overrides():
     text = "loss: {type: clip, high: 0.5}"
     for overrides in (["loss.type=pair", "loss.margin=2"], ["loss.margin=2", "loss.type=pair"]):

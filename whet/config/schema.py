@@ -38,6 +38,12 @@ class Place:
     def is_component(self) -> bool:
         return any(isinstance(member, Component) for member in _members(self.annotation))
 
+    @property
+    def has_free_keys(self) -> bool:
+        """Return whether the value is a mapping of any keys."""
+        origins = [get_origin(member) for member in _members(self.annotation)]
+        return any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins)
+
     def models(self, node: Node) -> dict[type[Config], Node]:
         """Return the classes whose fields are the keys of ``node``, each with its defaults; for a component, the class
         that ``node`` names."""
@@ -104,7 +110,8 @@ def find_place(root: type[Config], tree: Node, path: tuple[str, ...]) -> Place |
 
 
 def merge(place: Place, below: Node | None, above: Node, issues: list[ConfigIssue]) -> Node:
-    """Return ``above`` merged over ``below``. Mappings merge key by key, everything else replaces.
+    """Return ``above`` merged over ``below``. Mappings merge key by key, everything else replaces; so does an empty
+    mapping of free keys, which would change nothing.
 
     A new mapping is merged over the default: with ``optimizer = AdamW(lr=1e-6)`` by default, the recipe
     ``optimizer: {beta1: 0.8}`` keeps that learning rate, and a component without ``type`` is the default one. A mapping
@@ -119,7 +126,7 @@ def merge(place: Place, below: Node | None, above: Node, issues: list[ConfigIssu
 
     if isinstance(above.value, list):
         return Node([child(above, str(index), None, item) for index, item in enumerate(above.value)], above.where)
-    if not isinstance(above.value, dict):
+    if not isinstance(above.value, dict) or (not above.value and place.has_free_keys):
         return above
     usual = place.models(above).values()
     under = next((node for node in (below, place.default, *usual) if node and _same_class(node, above)), EMPTY)

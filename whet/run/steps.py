@@ -305,7 +305,8 @@ class Run:
         lap = self.clock.lap()
         values |= idle_shares(lap, timing, self.devices.shared)
         split_generation(lap, timing)
-        self.pace.add(lap["time/step"], values.get("answer/tokens", values.get("learner/tokens", 0.0)))
+        computed = sum(len(lesson.batch) for lesson in lessons)  # of rows, where nothing is sampled
+        self.pace.add(lap["time/step"], values.get("answer/tokens", computed))
         for lesson in lessons:
             values |= {f"{lesson.policy.prefix}{name}": each for name, each in batch_values(lesson.batch).items()}
         values |= throughput(self.pace, self.recipe.steps - step)
