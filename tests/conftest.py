@@ -5,12 +5,14 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["STUB_PYTHON"] = sys.executable  # of tests/shells/stub_engine.py; python3 may be a script that looks for one
 
 import pytest
 from hypothesis import settings

@@ -1,6 +1,7 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S ${STUB_PYTHON} -IS
 """A container engine for tests, with the arguments of Docker's command line and namespaces in place of images: every
-image is this machine's programs. Its containers outlive its commands, as Docker's do. STUB_ENGINE names its folder.
+image is this machine's programs. Its containers outlive its commands, as Docker's do. STUB_ENGINE names its folder,
+STUB_PYTHON its interpreter.
 
 It takes the options that a runtime uses, as in https://docs.docker.com/reference/cli/docker/; any other is refused.
 """
