@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import urllib.request
@@ -26,6 +25,7 @@ from starlette.routing import Route
 
 from tests.forks import PROCESSES
 from whet.base.errors import WhetError
+from whet.base.listening import listen
 from whet.cluster.rendezvous import LOOPBACK, Reservation
 
 Answer = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -349,7 +349,7 @@ def serve(protocol: str, folder: Path, port: int, ready: Callable[[int], object]
     """Serve until the process is killed. ``ready`` is called with the port."""
     import uvicorn
 
-    listener = socket.create_server(("127.0.0.1", port), reuse_port=False)
+    listener = listen("127.0.0.1", port)
     double = KINDS[protocol](folder)
     ready(listener.getsockname()[1])
     server = uvicorn.Server(uvicorn.Config(application(double.routes()), log_level="error", lifespan="off"))

@@ -22,6 +22,7 @@ FOLDER, NO_RELAY = "/whet-link", 98
 _RELAY = f"""
 import asyncio, os, socket
 listener = socket.create_server(("127.0.0.1", {LINK_PORT}))
+listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 if os.fork():
     os._exit(0)
 async def carry(reader, writer):

@@ -135,6 +135,7 @@ def _hand_over_listener(receiver: int) -> None:
     with socket.socket() as listener, socket.socket(fileno=receiver) as sent:
         fcntl.ioctl(listener, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as in whet/base/listening.py
         listener.bind(("127.0.0.1", LINK_PORT))
         listener.listen()
         socket.send_fds(sent, [b"x"], [listener.fileno()])
