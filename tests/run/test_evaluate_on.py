@@ -273,6 +273,20 @@ def test_an_endpoint_that_gives_no_answer_is_an_error(
     assert message in capsys.readouterr().err
 
 
+def test_what_was_finished_is_told_if_a_later_set_or_model_fails(
+    benchmarks: Path, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The results of hours were lost with an error in the last set."""
+    endpoint.answers = lambda body: says("\\boxed{1}") if "+" in str(body["messages"]) else (401, {"error": "no"})
+    assert evaluated(endpoint.url, "--on", "gsm8k,mmlu-stem") != 0
+    assert "finished before the evaluation ended: gsm8k, accuracy 16.7% of 6 tasks (95%: " in caplog.text
+    caplog.clear()
+    endpoint.answers = lambda body: says("\\boxed{1}") if len(endpoint.requests) <= 6 else (401, {"error": "no"})
+    endpoint.requests.clear()
+    assert evaluated(f"{endpoint.url}#a", "--on", "gsm8k", "--against", f"{endpoint.url}#b") != 0
+    assert f"{endpoint.url}#a gsm8k, accuracy 16.7% of 6 tasks" in caplog.text
+
+
 def test_sets_with_different_numbers_of_answers_share_no_measure_of_one_number(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

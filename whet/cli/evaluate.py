@@ -117,7 +117,10 @@ def evaluate(
 
     with Heartbeat(f"evaluating {model or target}", sys.stderr):
         reports = measure(model or target)
-        others = measure(against) if against is not None else None
+        from whet.run.evaluate import telling_finished
+
+        with telling_finished({f"{model or target} {name}".strip(): report for name, report in reports.items()}):
+            others = measure(against) if against is not None else None
     if as_json:
         print_json(as_values(model or target, reports, against, others))
     else:

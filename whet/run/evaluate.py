@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -154,8 +155,23 @@ async def evaluate_all(
         report = await played_by(main)
         if any(branch.role not in cast for _, episode in report.episodes for branch in episode.branches):
             report.sets |= {name: await played_by(player, name) for name, player in further.items()}
-    report.sets |= await _evaluate_sets(recipe, config.sets, main.generator, main.renderer, endpoint)
+    with telling_finished({"": report} if report.n else {}):
+        report.sets |= await _evaluate_sets(recipe, config.sets, main.generator, main.renderer, endpoint)
     return report
+
+
+@contextmanager
+def telling_finished(reports: Mapping[str, Report]) -> Iterator[None]:
+    """Log the accuracy of the reports if the block fails or is interrupted: their answers may have taken hours."""
+    try:
+        yield
+    except BaseException:
+        for name, report in reports.items():
+            log.warning(
+                "finished before the evaluation ended: %s, accuracy %.1f%% of %d tasks (95%%: %.1f to %.1f)",
+                name or "the tasks", 100 * report.accuracy, report.n, 100 * report.low, 100 * report.high,
+            )  # fmt: skip
+        raise
 
 
 async def evaluate_sets(
@@ -179,21 +195,22 @@ async def _evaluate_sets(
     endpoint: "Endpoint | None",
     record: type[Recording] = Recording,
 ) -> dict[str, Report]:
-    reports = {}
-    for name, additional in sets.items():
-        settings = recipe.evaluation.of_set(additional)
-        async with Closing() as closing:
-            hosted = IsolatedEnvironments(additional.data.open())
-            closing.closes(f"the environments of {name or 'the tasks'}", hosted.close)
-            if renderer is not None:
-                hosted.use_policy(JudgeModel(generator, renderer, recipe.generator.max_context).answer)
-            tasks = held_out(additional.data, additional.split, additional.limit, renderer)
-            blend = additional.data if isinstance(additional.data, Blend) else None
-            with naming(name and f"the evaluation set {name}"):
-                reports[name] = await evaluate_tasks(
-                    tasks, hosted, generator, renderer, settings.sampling(recipe.sampling), settings, blend=blend,
-                    seed=recipe.seed, endpoint=endpoint, name=name, stated=_stated(additional.data), record=record,
-                )  # fmt: skip
+    reports = dict[str, Report]()
+    with telling_finished(reports):
+        for name, additional in sets.items():
+            settings = recipe.evaluation.of_set(additional)
+            async with Closing() as closing:
+                hosted = IsolatedEnvironments(additional.data.open())
+                closing.closes(f"the environments of {name or 'the tasks'}", hosted.close)
+                if renderer is not None:
+                    hosted.use_policy(JudgeModel(generator, renderer, recipe.generator.max_context).answer)
+                tasks = held_out(additional.data, additional.split, additional.limit, renderer)
+                blend = additional.data if isinstance(additional.data, Blend) else None
+                with naming(name and f"the evaluation set {name}"):
+                    reports[name] = await evaluate_tasks(
+                        tasks, hosted, generator, renderer, settings.sampling(recipe.sampling), settings, blend=blend,
+                        seed=recipe.seed, endpoint=endpoint, name=name, stated=_stated(additional.data), record=record,
+                    )  # fmt: skip
     return reports
 
 
