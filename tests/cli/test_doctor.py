@@ -47,6 +47,12 @@ def test_a_containers_share_of_the_processor_counts(monkeypatch, tmp_path):
     assert found["cores"].startswith("1 usable of ")
 
 
+def test_gpus_that_torch_can_not_use_are_named_with_the_reason(monkeypatch):
+    monkeypatch.setattr("whet.models.device.unused_gpus", lambda: "torch 2.13.0 is built without CUDA")
+    found = {finding.subject: finding for finding in checks.machine()}
+    assert (found["GPU"].state, found["GPU"].advice) == ("advice", "torch 2.13.0 is built without CUDA")
+
+
 @pytest.mark.parametrize(("policy", "state"), [("", "good"), ("PASSIVE", "advice"), ("active", "advice")])
 def test_a_waiting_policy_is_advised_against_and_more_threads_than_cores_too(monkeypatch, policy, state):
     monkeypatch.setenv("OMP_WAIT_POLICY", policy)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,23 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
     assert device.choose_device().type == "cpu"
     with pytest.raises(ConfigError, match=r"learner\.device = cuda, but this process sees no GPU"):
         device.choose_device("cuda")
+
+
+@pytest.mark.parametrize(("cuda", "why"), [(None, "is built without CUDA"), ("13.0", "older than its CUDA 13.0")])
+def test_gpus_that_torch_can_not_use_are_an_error_or_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None, why: str
+) -> None:
+    monkeypatch.setattr(device, "_GPUS", str(tmp_path / "nvidia[0-9]*"))
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert device.unused_gpus() is None
+    (tmp_path / "nvidia0").touch()
+    assert why in (device.unused_gpus() or "")
+    with pytest.raises(ConfigError, match=f"sees no GPU: torch .* {why}"):
+        device.choose_device("cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device.unused_gpus() is None, "they are hidden"
 
 
 def test_attention_that_plans_for_each_shape_is_off(gpus: list[torch.device]) -> None:

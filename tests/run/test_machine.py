@@ -94,6 +94,17 @@ def test_bfloat16_that_is_not_slower_is_nothing_to_warn_about(folder, monkeypatc
     assert not caplog.messages
 
 
+def test_gpus_that_the_run_does_not_use_are_warned_about(folder, monkeypatch, caplog):
+    monkeypatch.setattr(precision, "measure", lambda *_: ALIKE)
+    monkeypatch.setattr(machine, "unused_gpus", lambda: "torch 2.13.0+cpu is built without CUDA")
+    machine.decide(asking(folder))
+    (said,) = caplog.messages
+    assert "but the run learns on the CPU: torch 2.13.0+cpu is built without CUDA" in said
+    machine.decide(asking(folder, more={"device": "cpu"}))
+    machine.decide(asking(folder), starts=False)
+    assert caplog.messages == [said], "where the CPU is chosen, or nothing starts"
+
+
 def test_float8_where_auto_is_float32_is_an_error_that_says_so(folder, monkeypatch):
     monkeypatch.setattr(precision, "measure", lambda *_: EMULATED)
     with pytest.raises(ConfigError, match="auto is float32 on this machine"):

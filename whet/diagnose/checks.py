@@ -125,7 +125,11 @@ def machine() -> Iterator[Finding]:
         return
     import torch
 
-    if not torch.cuda.is_available():
+    from whet.models.device import unused_gpus
+
+    if (why := unused_gpus()) is not None:
+        yield Finding("GPU", "none that torch can use, though this machine has NVIDIA GPUs", "advice", why)
+    elif not torch.cuda.is_available():
         yield Finding("GPU", "none; whet trains small models on the CPU")
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)

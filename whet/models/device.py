@@ -1,6 +1,7 @@
 """The device of a part of a run, and copies to it."""
 
 import os
+from glob import glob
 
 import torch
 from torch import Tensor
@@ -8,12 +9,28 @@ from torch import Tensor
 from whet.base.errors import ConfigError
 from whet.models.config import DeviceName
 
+_GPUS = "/dev/nvidia[0-9]*"
+
+
+def unused_gpus() -> str | None:
+    """Return why torch can't use the NVIDIA GPUs of this machine, and what to do; None if it can, or if there are none
+    that this process may use."""
+    if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or not glob(_GPUS):
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA; install a build with it (https://pytorch.org)"
+    return (
+        f"torch {torch.__version__} can't use them, perhaps because their driver is older than its CUDA "
+        f"{torch.version.cuda}; nvidia-smi prints the newest CUDA that the driver supports"
+    )
+
 
 def choose_device(name: DeviceName = "auto", rank: int = 0) -> torch.device:
     """Return a device for ``rank``: its GPU, if there are any (a cluster may have hidden the other ranks' GPUs from
     this process), otherwise the CPU. Raises ``ConfigError`` if a GPU is requested and there is none."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("learner.device = cuda, but this process sees no GPU; leave it out, or run whet doctor")
+        why = unused_gpus() or "leave it out, or run whet doctor"
+        raise ConfigError(f"learner.device = cuda, but this process sees no GPU: {why}")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     # cuDNN's attention plans each new shape for 25 ms to 1 s, and the blocks of a forest have new shapes in every

@@ -15,6 +15,7 @@ from whet.algorithms.base import OnlineAlgorithm
 from whet.base.errors import ConfigError
 from whet.base.files import write_atomically
 from whet.config.typed import check_types
+from whet.models.device import unused_gpus
 from whet.models.loading import load_model_config
 from whet.models.precision import Choice, Instructions, choose_precision
 
@@ -49,6 +50,9 @@ def decide(recipe: "Recipe", *, starts: bool = True) -> tuple["Recipe", Decision
     model, samples = load_model_config(recipe.model), isinstance(recipe.algorithm, OnlineAlgorithm)
     learner, generator = recipe.learner, recipe.generator
     devices = _devices(recipe, starts)
+    if starts and recipe.learner.device == "auto" and devices[0] == "cpu" and (why := unused_gpus()) is not None:
+        text = "this machine has NVIDIA GPUs, but the run learns on the CPU: %s. If that is meant: learner.device=cpu"
+        log.warning(text, why)
     requested: dict[str, tuple[str, Device]] = {"learner.precision": (learner.precision, devices[0])}
     if samples:
         requested["generator.dtype"] = (generator.dtype, devices[1])
