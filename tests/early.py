@@ -40,11 +40,14 @@ def _quiet() -> Iterator[None]:
 
 
 def _fork_server(_: bytes, command: Sequence[str], descriptors: Sequence[int]) -> int:
-    return fork_program(command[-1], descriptors)
+    code, *words = command[command.index("-c") + 1 :]
+    return fork_program(code, words, descriptors)
 
 
-def fork_program(code: str, kept: Sequence[int] = (), streams: Sequence[int] = (0, 1, 2)) -> int:
-    """Start ``python -c CODE`` as a fork with these three streams and, of other open files, those to be kept."""
+def fork_program(
+    code: str, words: Sequence[str] = (), kept: Sequence[int] = (), streams: Sequence[int] = (0, 1, 2)
+) -> int:
+    """Start ``python -c CODE WORDS`` as a fork with these three streams and, of other open files, those to be kept."""
     child = os.fork()
     if child:
         return child
@@ -55,6 +58,7 @@ def fork_program(code: str, kept: Sequence[int] = (), streams: Sequence[int] = (
         for low, high in pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
             os.closerange(low + 1, high)
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+        sys.argv = ["-c", *words]
         forkserver._forkserver._lock = threading.Lock()  # the worker's is held
         exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
         status = 0
