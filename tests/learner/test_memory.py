@@ -47,9 +47,11 @@ def test_scoring_says_the_same(llama):
         (
             torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.75 "
-                "GiB is free. Including non-PyTorch memory, this process has 77.35 GiB memory in use."
+                "GiB is free. Including non-PyTorch memory, this process has 77.35 GiB memory in use. Of the allocated "
+                "memory 70.12 GiB is allocated by PyTorch, and 5.31 GiB is reserved by PyTorch but unallocated. If ..."
             ),
-            " (tried to allocate 2.00 GiB; GPU 0 has a total capacity of 79.11 GiB of which 1.75 GiB is free)",
+            " (tried to allocate 2.00 GiB; GPU 0 has a total capacity of 79.11 GiB of which 1.75 GiB is free; 5.31 GiB "
+            "is reserved by PyTorch but unallocated)",
         ),
         (RuntimeError("CUDA error: out of memory"), ""),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), ""),

@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from whet.base.errors import OutOfMemoryError
 
 _LACKS = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
-_AMOUNTS = re.compile(r"tried to allocate [\d.]+ \w+|GPU \d+ has a total capacity of .*? is free", re.IGNORECASE)
+_AMOUNTS = re.compile(
+    r"tried to allocate [\d.]+ \w+|GPU \d+ has a total capacity of .*? is free|[\d.]+ \w+ is reserved by PyTorch but "
+    r"unallocated",
+    re.IGNORECASE,
+)
 
 
 def lack_of_memory(error: BaseException) -> str | None:
