@@ -99,10 +99,21 @@ def test_arguments_may_be_json_as_in_the_openai_api(tmp_path: Path) -> None:
                 {"function": each | {"arguments": json.dumps(each["arguments"])}} for each in calls
             ]
     assert texts(read(tmp_path, messages=as_json), True) == texts(read(tmp_path), True)
-    for wrong in ("add(1, 2)", "[1, 2]"):
+    for wrong in ("add(1, 2)", "[1, 2]", [1, 2], [["a", 1]], 5, True):  # tables have maps as lists of pairs
         as_json[1]["tool_calls"] = [{"function": {"name": "add", "arguments": wrong}}]
         with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages\[1\]' must hold .*'arguments'"):
             read(tmp_path, messages=as_json)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": []}, {"arguments": " "}])
+def test_a_call_without_arguments(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    as_table, given = ([dict(message) for message in CHAT] for _ in range(2))
+    as_table[1]["tool_calls"] = [{"function": {"name": "add", **arguments}}]
+    given[1]["tool_calls"] = [{"function": {"name": "add", "arguments": {}}}]
+    assert texts(read(tmp_path, messages=as_table), True) == texts(read(tmp_path, messages=given), True)
+    as_table[1]["tool_calls"] = [{"function": {"name": "add", "parameters": {"a": 1}}}]
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages\[1\]' must hold .*'arguments'"):
+        read(tmp_path, messages=as_table)
 
 
 def test_rows_without_tools_may_call_them_and_judged_rows_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 ``system``, the first message of the row's question."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, GetPydanticSchema, ValidationInfo
@@ -68,15 +69,20 @@ def after_system_if_whole(messages: list[JsonObject], info: ValidationInfo) -> l
 
 def with_object(call: JsonObject) -> JsonObject:
     """Return the call with arguments that are an object. The OpenAI API has them as JSON, which chat templates would
-    quote a second time."""
+    quote a second time, and tables have a null or an empty list where there are none. Raises ``ValueError`` for other
+    arguments."""
     function = call.get("function", call)
     arguments = function.get("arguments")
-    if not isinstance(arguments, str):
+    if isinstance(arguments, dict):
         return call
-    try:
-        decoded = STRICT.decode(arguments) if arguments.strip() else {}
-    except ValueError:
-        decoded = None
+    decoded: object = None
+    if "parameters" not in function and (
+        arguments in (None, []) or (isinstance(arguments, str) and not arguments.strip())
+    ):
+        decoded = {}
+    elif isinstance(arguments, str):
+        with suppress(ValueError):
+            decoded = STRICT.decode(arguments)
     if not isinstance(decoded, dict):
         raise ValueError("must hold 'tool_calls' whose 'arguments' are an object, or its JSON")
     changed = function | {"arguments": decoded}
