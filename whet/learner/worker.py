@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from whet.base.errors import DataError, WhetError
-from whet.base.memory import naming_memory
 from whet.cluster.base import RankInfo
 from whet.cluster.rendezvous import LOOPBACK
 from whet.core.batch import Batch, ModelOutput, Output
@@ -25,6 +24,7 @@ from whet.learner.balance import Balance
 from whet.learner.base import LearnerFacts, RankUpdate, Top
 from whet.learner.config import OUTPUTS, OptimizerConfig, WorkerConfig
 from whet.learner.dump import read_dump
+from whet.learner.memory import computing, loading, optimizing
 from whet.learner.model import LearnerModel, build_model, distributed
 from whet.learner.optimizer import (
     build_optimizer,
@@ -56,13 +56,6 @@ from whet.weights.shared_memory import settle
 # Collectives raise after the deadline of the call that they are part of, so that the controller finds the rank that
 # hangs before the ranks that wait for it fail, which would look like an error of theirs.
 _LATER = 1.1
-
-# What to do where memory is lacking.
-_MORE_RANKS = "split the model over more ranks (parallel.fsdp); `whet plan` prints what a rank needs"
-_FEWER_TOKENS = (
-    "lower learner.max_tokens or learner.pack_tokens, set learner.activation_checkpointing=true, or " + _MORE_RANKS
-)
-_FEWER_NUMBERS = "set optimizer.moments=8bit, optimizer.type=adafactor or model.lora={}, or " + _MORE_RANKS
 
 
 class LearnerWorker:
@@ -156,7 +149,7 @@ class LearnerWorker:
                 kept |= {prefix + name: result.column(name) for name in names}
 
         of_top = outputs & {"topk_ids", "topk"} if top is not None else frozenset[Output]()
-        with naming_memory(f"scoring {_sizes(batches)}", _FEWER_TOKENS):
+        with computing("scoring", batches):
             if given := outputs - of_top:
                 keep(forward(self.module, batches, given), given)
             if "reference_logprobs" in columns:
@@ -192,7 +185,7 @@ class LearnerWorker:
         config, progress = self.config.optimizer, self.progress
         if self.optimizer is None or config is None:
             raise WhetError("this learner has no optimizer, so it can score but not update")
-        with naming_memory("making the optimizer's moments", _FEWER_NUMBERS):
+        with optimizing("making the optimizer's moments"):
             make_moments(self.optimizer)
         total, metrics, logprobs = self.accumulate(micro_batches, loss)
         shard_loss, loss_value, norm_value = measure(self.module, total, self.ranks)
@@ -202,7 +195,7 @@ class LearnerWorker:
             if norm_value > config.max_grad_norm:
                 scale_gradients(self.module.parameters(), config.max_grad_norm / (norm_value + 1e-6))
             set_rate(self.optimizer, lr)
-            with naming_memory("taking the optimizer's step", _FEWER_NUMBERS):
+            with optimizing("taking the optimizer's step"):
                 self.optimizer.step()
             if self.balance is not None:
                 metrics.merge(self.balance.step())
@@ -243,7 +236,7 @@ class LearnerWorker:
             return value
 
         dropout = seeded_dropout(self.module, self.config.seed, self.info.shard, self.progress.step)
-        with dropout, naming_memory(f"learning from {_sizes(batches)}", _FEWER_TOKENS):
+        with dropout, computing("learning from", batches):
             forward_backward(self.module, batches, loss.outputs, loss_of)
         reshard(self.module)  # a stage of a pipeline that is all frozen has no backward pass, which would do it
         result = (total.cpu(), metrics.read(), [logprobs[number].cpu() for number in sorted(logprobs)])
@@ -308,7 +301,7 @@ class LearnerWorker:
 
     def _build(self, *, train: bool) -> LearnerModel:
         """Build this learner's model, or with ``train`` false its reference model."""
-        with naming_memory(f"loading {self.config.model.path} onto {self.device}", _MORE_RANKS):
+        with loading(self.config.model.path, self.device):
             return build_model(
                 self.config.model,
                 self.config.learner.computes_in,
@@ -330,7 +323,3 @@ class LearnerWorker:
         if self.config.learner.distributed_optimizer:
             return distributed(made, self.module, self.ranks)
         return made
-
-
-def _sizes(batches: Sequence[Batch]) -> str:
-    return f"micro-batches of up to {max(map(len, batches), default=0):,} tokens"
