@@ -57,7 +57,7 @@ def fork_program(
             os.dup2(stream, number)
         for low, high in pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
             os.closerange(low + 1, high)
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, 1) for number, mode in enumerate("rww"))
         sys.argv = ["-c", *words]
         forkserver._forkserver._lock = threading.Lock()  # the worker's is held
         exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
