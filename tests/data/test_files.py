@@ -184,7 +184,7 @@ def test_rows_that_lack_the_column_of_others_are_not_read_from_another_field(tmp
     for name, rows, place in (("first", [renamed, own], 2), ("last", [own, renamed], 1)):
         path = write(tmp_path / f"{name}.jsonl", rows)
         with pytest.raises(
-            DataError, match=rf"{name}.jsonl:{place}: the row has no 'q' \(columns.prompt\), as .*:\d has"
+            DataError, match=rf"{name}.jsonl:{place}: the row has no 'q' \(columns.prompt\), which .*:\d has"
         ):
             read_rows(str(path), Conversation, {"prompt": "q"})
         with pytest.raises(DataError, match=rf"{name}.jsonl:{place}: the row has no 'q' \(columns.prompt\); it has"):

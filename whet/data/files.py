@@ -14,6 +14,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -72,7 +73,12 @@ def iterate_file(path: str | Path, nan_is_null: bool = False, leave_out: LeaveOu
 def is_of_texts(where: str) -> bool:
     """Return whether all values of a row are texts, so that numbers and truth values must be read from texts.
     ``where``: the place of the row, which begins with its file."""
-    return _format(Path(where.rpartition(":")[0])) in TEXT_TABLES
+    return _is_text_table(where.rpartition(":")[0])
+
+
+@lru_cache(maxsize=8)
+def _is_text_table(file: str) -> bool:
+    return _format(Path(file)) in TEXT_TABLES
 
 
 def data_files(path: str | Path) -> list[Path]:

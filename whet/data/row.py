@@ -188,9 +188,9 @@ def placed_rows(
                 with_field.setdefault(name, where)
             if name in with_column and name in with_field:
                 raise DataError(
-                    f"{with_field[name]}: the row has no {columns[name]!r} (columns.{name}), as {with_column[name]} "
-                    f"has, and another {name!r}; write all rows in the same columns, or, if {name!r} is something "
-                    f"else, set columns={{other: {name}}}"
+                    f"{with_field[name]}: the row has no {columns[name]!r} (columns.{name}), which "
+                    f"{with_column[name]} has, but a {name!r}; write all rows in the same columns, or, if {name!r} is "
+                    f"something else, set columns={{other: {name}}}"
                 )
         return fields | {name: value for name, value in values.items() if name not in replaced}
 

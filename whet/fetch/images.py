@@ -36,7 +36,7 @@ _MODES = {"1", "L", "LA", "P", "RGB", "RGBA"}  # of pixels, as browsers and proc
 _ORIENTATION = 0x0112  # the tag of Exif by which viewers turn a photograph
 _DATA = re.compile(r"data:image/[\w.+-]+;base64,")
 _DEADLINE = 120.0  # seconds for a download
-_RECENT = 16  # images that are kept: rows next to each other often have the same one, which is then held once
+_RECENT = 8  # images that are kept: rows next to each other often have the same one, which is then held once
 
 
 def read_image(value: object, folder: Path | None = None) -> str:
