@@ -6,13 +6,8 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import IO
-
-from tests.early import fork_program
 
 SECONDS = 300  # after which a program is killed
 
@@ -57,23 +52,22 @@ for line in sys.stdin:
 class Ancestor:
     """Ends when it is not referenced any more."""
 
-    def __init__(self, imports: str, early: bool = False, **environment: str) -> None:
-        """``imports``: the code that runs before the first fork; ``environment`` is added to this process's. ``early``:
-        it is a fork itself, of this process."""
-        code = imports + SERVE
-        (asked, ask), (answered, answer) = os.pipe(), os.pipe()
-        with os.fdopen(asked), os.fdopen(answer, "w"), open(os.devnull, "w") as errors:
-            streams = asked, answer, errors.fileno()
-            if early:
-                wait = partial(os.waitpid, fork_program(code, streams=streams), 0)
-            else:
-                command = [sys.executable, "-c", code]
-                wait = subprocess.Popen(command, -1, None, *streams, env={**os.environ, **environment}).wait
-        self._ask, self._answers = os.fdopen(ask, "w"), os.fdopen(answered)
-        weakref.finalize(self, _end, self._ask, wait)
+    def __init__(self, imports: str, **environment: str) -> None:
+        """``imports``: the code that runs before the first fork; ``environment`` is added to this process's."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", imports + SERVE],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        weakref.finalize(self, self._process.communicate)  # closes its input
 
     def run(self, code: str, *arguments: str, folder: Path, **environment: str) -> CompletedProcess[str]:
         """Run ``python -c CODE ARGUMENTS`` in ``folder``; ``environment`` is added to this process's."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with tempfile.TemporaryDirectory() as outputs:
             program: dict[str, object] = {
                 "code": code,
@@ -82,14 +76,9 @@ class Ancestor:
                 "outputs": outputs,
             }
             program |= {"environment": {**os.environ, **environment}, "seconds": SECONDS}
-            self._ask.write(json.dumps(program) + "\n")
-            self._ask.flush()
-            status = self._answers.readline()
+            self._process.stdin.write(json.dumps(program) + "\n")
+            self._process.stdin.flush()
+            status = self._process.stdout.readline()
             assert status, "the process that forks programs has ended"
             texts = [(Path(outputs) / name).read_text() for name in ("stdout", "stderr")]
         return CompletedProcess(code, int(status), *texts)
-
-
-def _end(ask: IO[str], wait: Callable[[], object]) -> None:
-    ask.close()
-    wait()

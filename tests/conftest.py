@@ -17,6 +17,8 @@ os.environ["STUB_PYTHON"] = sys.executable  # of tests/shells/stub_engine.py; py
 import pytest
 from hypothesis import settings
 
+from whet.base.closing import abandoned_threads
+
 # A failed assertion of a helper says what differs, like that of a test.
 pytest.register_assert_rewrite(*(f"tests.{entry.stem}" for entry in Path(__file__).parent.iterdir()))
 
@@ -27,15 +29,6 @@ settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="K/N", help="run every N-th of the chosen tests, from the K-th (0) on")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Before pytest has hooks for the errors and warnings of this process, which its forks would have, too."""
-    if hasattr(config, "workerinput") and config.args == config.getini("testpaths"):
-        from tests.early import start_servers
-
-        start_servers()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,8 +62,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _no_thread_is_abandoned_for_the_next_test() -> Iterator[None]:
     """A thread that a test left hanging would have the command line of a later test end the whole process."""
     yield
-    from whet.base.closing import abandoned_threads
-
     abandoned_threads.clear()
 
 

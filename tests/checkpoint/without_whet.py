@@ -1,7 +1,6 @@
 """Runs scripts in a process that can't import whet, to read exported models."""
 
 import json
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ assert "whet" not in sys.modules
 
 @cache
 def ancestor() -> Ancestor:
-    return Ancestor(BLOCK + LIBRARIES, early="whet" not in sys.modules)
+    return Ancestor(BLOCK + LIBRARIES)
 
 
 def run_without_whet(script: str, *arguments: Any, folder: Path) -> Any:
