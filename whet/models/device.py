@@ -29,8 +29,11 @@ def choose_device(name: DeviceName = "auto", rank: int = 0) -> torch.device:
     """Return a device for ``rank``: its GPU, if there are any (a cluster may have hidden the other ranks' GPUs from
     this process), otherwise the CPU. Raises ``ConfigError`` if a GPU is requested and there is none."""
     if name == "cuda" and not torch.cuda.is_available():
-        why = unused_gpus() or "leave it out, or run whet doctor"
-        raise ConfigError(f"learner.device = cuda, but this process sees no GPU: {why}")
+        why = unused_gpus()
+        reason = f" ({why})" if why else ""
+        raise ConfigError(
+            f"learner.device = cuda, but this process sees no GPU{reason}; leave it out, or run whet doctor"
+        )
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     # cuDNN's attention plans each new shape for 25 ms to 1 s, and the blocks of a forest have new shapes in every
