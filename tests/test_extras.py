@@ -72,6 +72,14 @@ def check(name: str, module: str, done: subprocess.CompletedProcess[str]) -> Non
     assert "Traceback" not in done.stderr
 
 
+def test_a_recipe_of_the_package_that_needs_an_extra_is_not_broken(tmp_path: Path) -> None:
+    hidden = modules_of("tasks")
+    done = whet(hidden, "doctor", cwd=tmp_path)
+    assert "ok      recipe judge-quickstart" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
+    check("tasks", "httpx", whet(hidden, "train", "judge-quickstart", cwd=tmp_path))
+
+
 def test_the_extras_are_those_of_the_project() -> None:
     assert set(OPTIONAL) == {*EXTRAS, "all", "browser", "docs", "trl", "test"}
     everything = Requirement(OPTIONAL["all"][0])

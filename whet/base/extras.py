@@ -54,6 +54,11 @@ def require(name: str, purpose: str, *modules: str) -> None:
             raise missing(name, purpose, ModuleNotFoundError(name=module))
 
 
+def names_extra(message: str) -> bool:
+    """Return whether an error's message says that an extra is missing."""
+    return "pip install 'whet[" in message
+
+
 def missing(name: str, purpose: str, error: ImportError) -> MissingExtraError:
     """Return the error for a failed import of a package of the extra ``name``."""
     absent = isinstance(error, ModuleNotFoundError) and error.name

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import Requirement
 
-from whet.base.extras import EXTRAS
+from whet.base.extras import EXTRAS, names_extra
 from whet.processes.machine import cores, memory_gib
 
 if TYPE_CHECKING:
@@ -252,21 +252,22 @@ def model_cache(recipe: "Recipe | None" = None) -> Iterator[Finding]:
 
 
 def recipes_validate(names: list[str], overrides: list[str]) -> Iterator[Finding]:
-    """Load each recipe."""
+    """Load each recipe. Of several, one whose extra is not installed is not broken, like the extra itself."""
     from whet.base.errors import WhetError
     from whet.config import load
     from whet.run.recipe import Recipe
     from whet.sandbox.sandbox import UNPROTECTED, is_unprotected
 
-    broken = 0
+    failed = 0
     for name in names:
         try:
             if is_unprotected(load(Recipe, name, overrides).value.model_dump(mode="json")):
                 yield Finding(f"recipe {name}", UNPROTECTED, "unsafe")
         except WhetError as error:
-            broken += 1
-            yield Finding(f"recipe {name}", str(error), "broken")
-    if not broken:
+            failed += 1
+            optional = len(names) > 1 and names_extra(str(error))
+            yield Finding(f"recipe {name}", str(error), "good" if optional else "broken")
+    if not failed:
         yield Finding("recipes", f"{names[0]}: valid" if len(names) == 1 else f"all {len(names)} are valid")
 
 
