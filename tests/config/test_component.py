@@ -40,6 +40,14 @@ def test_a_class_in_the_current_folder_is_found_and_written_back(separator):
     assert loaded(text) == value
 
 
+def test_a_class_may_compute_from_its_settings_after_they_are_checked():
+    computes = (
+        "    path: str\n    _size: int\n    def model_post_init(self, context):\n        self._size = len(self.path)\n"
+    )
+    Path("my_board.py").write_text(MINE + computes)
+    assert loaded("loss: {type: my_board:Mine, path: abc}").loss._size == 3
+
+
 def test_only_the_chosen_class_is_imported():
     class Lazy(Config):
         loss: Annotated[Loss, Component({"pair": "tests.config.settings:Pair", "heavy": "no_such_module:Heavy"})]
@@ -75,6 +83,12 @@ def test_an_error_in_a_users_module_is_reported_with_its_place(name):
         loaded(f"loss:\n  type: my_{name}:Mine\n")
     for part in ("r.yaml:2: loss.type:", *expected):
         assert part in str(caught.value)
+
+
+def test_an_exception_in_a_users_class_is_reported_with_its_place():
+    Path("my_fails.py").write_text(f"{MINE}    def model_post_init(self, context):\n        open('board.txt')\n")
+    with pytest.raises(RecipeError, match=r"r\.yaml:1: loss: my_fails:Mine .* FileNotFoundError: .*my_fails\.py:5"):
+        loaded("loss: my_fails:Mine")
 
 
 def test_the_error_for_a_missing_module_names_the_searched_places(in_empty_folder):

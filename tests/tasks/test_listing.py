@@ -33,6 +33,7 @@ SAID = {"role": "user", "content": "What is 2 + 2?"}
     [
         (lambda: (task([]) for _ in range(3)), "must return a list of tasks, not a generator; make a list of an iter"),
         (lambda: None, "must return a list of tasks, not None"),
+        (lambda: [{}["row"]], r"failed for the split 'train':(.|\n)*test_listing\.py(.|\n)*KeyError: 'row'"),
         (lambda: [{"prompt": "x"}], r"must return a list of tasks, .* and one is {'prompt': 'x'}"),
         (lambda: [task("What is 2 + 2?")], "the prompt of task 't' must be a list of messages, .* not 'What is 2"),
         (lambda: [task([{"role": "user", "content": None}])], "the prompt of task 't' must be a list of messages"),

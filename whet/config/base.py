@@ -92,7 +92,12 @@ class Config(BaseModel):
     @classmethod
     def defaults(cls) -> dict[str, object]:
         """Return the defaults of optional settings as JSON values."""
-        return cls.model_construct().model_dump(mode="json", warnings=False)
+        optional = {name: field for name, field in cls.model_fields.items() if not field.is_required()}
+        values = {name: field.get_default(call_default_factory=True) for name, field in optional.items()}
+        state = {"__dict__": values, "__pydantic_fields_set__": set()}
+        settings = cls.__new__(cls)  # model_construct would call a model_post_init, which may read required settings
+        settings.__setstate__(state | {"__pydantic_extra__": None, "__pydantic_private__": None})
+        return settings.model_dump(mode="json", warnings=False)
 
     @classmethod
     def replaced_by(cls, given: Iterable[str]) -> frozenset[str]:

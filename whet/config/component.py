@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, SerializationInfo, ValidationError, ValidationInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
+from whet.base.errors import WhetError
 from whet.base.extras import MissingExtraError
 from whet.config.base import Config
 from whet.config.issues import did_you_mean
@@ -118,10 +119,16 @@ class Component:
             reason = PydanticCustomError("component", "{reason}", {"reason": str(error)})
             details = InitErrorDetails(type=reason, loc=("type",), input=name)
             raise ValidationError.from_exception_data("component", [details]) from None
-        if info.mode == "json":
-            chosen = cls.from_values((preset.model_dump(mode="json") if preset is not None else {}) | settings)
-        else:
-            chosen = cls.model_validate(({} if preset is None else dict(preset)) | settings)
+        try:
+            if info.mode == "json":
+                chosen = cls.from_values((preset.model_dump(mode="json") if preset is not None else {}) | settings)
+            else:
+                chosen = cls.model_validate(({} if preset is None else dict(preset)) | settings)
+        except (ValueError, AssertionError, WhetError):  # these say which setting is wrong
+            raise
+        except Exception as error:
+            failed = f"{component_path(cls)} can't be made: {_reason(error)}"
+            raise PydanticCustomError("component", "{reason}", {"reason": failed}) from error
         if preset is not None:
             chosen._preset = name
         return chosen
@@ -221,19 +228,27 @@ def _import_file(file: str) -> tuple[str, ModuleType]:
 
 
 def _failure(module: str, error: BaseException) -> str:
-    """Return why a module can't be imported, and where: the last frame outside the import system and this file."""
-    frames = [(frame.filename, frame.lineno) for frame in user_frames(error)]
-    text = " ".join(str(error).partition("\n\nFor further information visit")[0].split())  # of pydantic
-    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if isinstance(error, SyntaxError):
-        frames, reason = [(str(error.filename), error.lineno)], error.msg
-    where = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    """Return why a module can't be imported, and where."""
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     if missing and f"{module}.".startswith(f"{missing}."):
         return f"there is no module {missing!r}: searched {os.getcwd()} and the installed packages"
     if missing:
-        return f"module {module!r} needs {missing!r}, which is not installed{where}"
-    return f"module {module!r} can't be imported: {reason}{where}"
+        return f"module {module!r} needs {missing!r}, which is not installed{_place(error)}"
+    return f"module {module!r} can't be imported: {_reason(error)}"
+
+
+def _reason(error: BaseException) -> str:
+    """Return the kind of an exception, its text in one line, and where it was raised."""
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} at {error.filename}:{error.lineno}"
+    text = " ".join(str(error).partition("\n\nFor further information visit")[0].split())  # of pydantic
+    return f"{type(error).__name__}{': ' if text else ''}{text}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """Return the last frame of an exception outside the import system and this file."""
+    frames = user_frames(error)
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def _check_base(cls: type[Config], base: object) -> None:

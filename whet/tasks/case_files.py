@@ -10,6 +10,7 @@ from whet.base.strict_json import JsonObject
 from whet.data.row import Row, read_rows
 from whet.tasks.base import TaskSet
 from whet.tasks.cases import Case, Kind
+from whet.tasks.listing import tasks_of
 
 
 class CaseRow(Row):
@@ -33,7 +34,7 @@ def write_cases(path: Path, cases: Sequence[Case]) -> None:
 
 def read_cases(path: str, taskset: TaskSet) -> list[Case]:
     """Return the cases of a file. Raises ``DataError`` naming the row of a task that the task set doesn't have."""
-    tasks = {task.uid: task for split in ("train", "test") for task in taskset.tasks(split)}
+    tasks = {task.uid: task for split in ("train", "test") for task in tasks_of(taskset, split)}
     rows = read_rows(path, CaseRow)
     for row in rows:
         if row.task not in tasks:

@@ -4,10 +4,10 @@ met."""
 import reprlib
 from collections.abc import Mapping, Sequence
 
-from whet.base.errors import DataError
+from whet.base.errors import DataError, WhetError
 from whet.core.roles import problem_of
 from whet.core.types import Task
-from whet.processes.user_code import place_of
+from whet.processes.user_code import place_of, user_lines
 from whet.tasks.base import TaskSet
 
 _EXAMPLE = 'Task("sums/1", [{"role": "user", "content": "What is 2 + 2?"}])'
@@ -15,10 +15,15 @@ _REMEMBERED = 200_000  # uids that are compared; a task set may have millions
 
 
 def tasks_of(taskset: TaskSet, split: str) -> Sequence[Task]:
-    """Return ``taskset.tasks(split)``. Raises ``DataError`` unless these are tasks whose prompts are messages, with
-    separate uids, and for a mistyped role."""
-    tasks: object = taskset.tasks(split)
+    """Return ``taskset.tasks(split)``. Raises ``DataError`` if it fails, unless these are tasks whose prompts are
+    messages, with separate uids, and for a mistyped role."""
     where = place_of(type(taskset), "tasks")
+    try:
+        tasks: object = taskset.tasks(split)
+    except WhetError:
+        raise
+    except Exception as error:
+        raise DataError(f"{where} failed for the split {split!r}:\n{user_lines(error)}") from error
     if not isinstance(tasks, Sequence) or isinstance(tasks, str):
         raise DataError(f"{where} must return a list of tasks, not {_shown(tasks)}; make a list of an iterator")
     numbers = dict[str, int]()

@@ -19,6 +19,7 @@ from whet.tasks.cases import Answer, Case
 from whet.tasks.episodes import play
 from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.judges.config import check_has_no_own_judge
+from whet.tasks.listing import tasks_of
 
 GOLD, OTHERS = "gold", "another's gold"  # kinds of answers: gold answers of the task, and of another task
 _DEADLINE = 120.0  # seconds for one answer
@@ -95,7 +96,7 @@ async def require(taskset: TaskSet, samples: int) -> None:
 
 
 def _golds(taskset: TaskSet, samples: int) -> list[tuple[Task, Answer]]:
-    tasks = [*taskset.tasks("train"), *taskset.tasks("test")]
+    tasks = [*tasks_of(taskset, "train"), *tasks_of(taskset, "test")]
     random.Random(derive_seed(0, "validate")).shuffle(tasks)
     golds: list[tuple[Task, Answer]] = []
     for task in tasks[: 10 * samples]:  # in some data sets only a few rows have a gold answer

@@ -23,6 +23,7 @@ from whet.tasks.attack.report import Finding, Report
 from whet.tasks.attack.search import PARTS, Recipe, search, shrunk, written
 from whet.tasks.base import TaskSet
 from whet.tasks.judges.config import check_has_no_own_judge
+from whet.tasks.listing import tasks_of
 
 _SEARCHED = 6  # tasks of the random search
 _NAMES = {SEARCH: "random search", POLICY: "its likeliest answer"}
@@ -67,7 +68,7 @@ async def attack(taskset: TaskSet, plan: Plan) -> Report:
 class _Attack:
     def __init__(self, taskset: TaskSet, plan: Plan, gradings: Gradings) -> None:
         self.taskset, self.plan, self.gradings = taskset, plan, gradings
-        every = [*taskset.tasks("train"), *taskset.tasks("test")]
+        every = [*tasks_of(taskset, "train"), *tasks_of(taskset, "test")]
         random.Random(derive_seed(plan.seed, "attack")).shuffle(every)
         self.tasks = every[: plan.samples]
         if not self.tasks:

@@ -16,6 +16,7 @@ from whet.core.types import Message
 from whet.data.messages import messages_of, read_by
 from whet.data.row import Row, Text, missing
 from whet.tasks.base import TaskSet
+from whet.tasks.listing import tasks_of
 from whet.tasks.prompts import messages
 
 TASK = "whet_task"  # the field of a row that names its task
@@ -55,7 +56,7 @@ class GymRow(Row):
 
 def rows(tasks: TaskSet, split: str, agent: str) -> Iterator[JsonObject]:
     """Yield the tasks of a split as rows of Gym for ``agent``."""
-    for task in tasks.tasks(split):
+    for task in tasks_of(tasks, split):
         prompt = [{"role": message["role"], "content": text_of(message["content"])} for message in task.prompt]
         reference = {"type": "responses_api_agents", "name": agent}
         yield {"responses_create_params": {"input": prompt}, "agent_ref": reference, TASK: task.uid}
