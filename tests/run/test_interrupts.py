@@ -112,3 +112,12 @@ def test_an_interrupt_ends_the_wait_for_a_coroutine(when: str, monkeypatch: pyte
     loop.call_soon_threadsafe(loop.stop)
     thread.join(30)
     loop.close()
+
+
+def test_an_exception_of_the_work_is_raised_without_another_in_front() -> None:
+    def work(stop: StopRequest) -> None:
+        raise KeyError("row")
+
+    with pytest.raises(KeyError) as caught:
+        without_loop(work)
+    assert caught.value.__context__ is None

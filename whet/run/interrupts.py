@@ -24,9 +24,7 @@ def without_loop(work: Callable[[StopRequest], T]) -> T:
     There an interrupt is a request to the work, which ends a run after its step; a second one ends it at once. Raises
     ``KeyboardInterrupt`` after that."""
     stop = StopRequest()
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _in_loop():
         return work(stop)
     thread = ThreadPoolExecutor(1, thread_name_prefix="whet-run")
     running: Future[T] | None = None
@@ -51,6 +49,14 @@ def without_loop(work: Callable[[StopRequest], T]) -> T:
         raise KeyboardInterrupt(str(error)) from None
     finally:
         thread.shutdown(wait=False)
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager
