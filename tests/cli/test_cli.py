@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.ancestor import Ancestor
 from tests.cpu_time import childrens_cpu_seconds_below
@@ -20,7 +21,9 @@ from tests.forks import finished, program_fork, whet_fork
 from whet import __version__
 from whet.base.errors import ConfigError
 from whet.cli.arguments import Session
-from whet.cli.main import finish, main
+from whet.cli.main import app, finish, main
+from whet.config import load
+from whet.prep.config import PrepConfig
 from whet.run.folder import create
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +99,13 @@ def test_help_and_the_version_can_be_asked_for_in_words(folder):
 def test_every_command_has_help(folder):
     for command in ("train", "eval", "view", "export", "doctor"):
         assert real(command, "--help", cwd=folder).returncode == 0
+
+
+def test_the_help_of_prep_shows_a_change_that_prep_takes(folder: Path) -> None:
+    (folder / "blend.yaml").write_text("sources: {mine: {rows: {type: supervised, path: rows.jsonl}}}\n")
+    command = typer.main.get_command(app).commands["prep"]  # type: ignore[attr-defined]
+    [text] = [param.help for param in command.params if param.name == "overrides"]
+    load(PrepConfig, folder / "blend.yaml", [text.rpartition(" ")[2].removesuffix(".")])
 
 
 def test_a_wrong_recipe_ends_in_one_message_with_code_2_and_no_heavy_import(folder):

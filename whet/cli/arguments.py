@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 if TYPE_CHECKING:
+    from typer.models import ArgumentInfo
+
     from whet.run.recipe import Recipe
 
 RecipeArgument = Annotated[
@@ -17,9 +19,16 @@ RecipeArgument = Annotated[
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run, as in runs/quickstart-20260131-120000.")
 ]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change, as in optimizer.lr=1e-6.")
-]
+
+
+def changes(example: str) -> "ArgumentInfo":
+    """Return the declaration of an argument that changes settings, with an example that its command takes."""
+    return typer.Argument(metavar="KEY=VALUE", help=f"Settings to change, as in {example}.")
+
+
+Overrides = Annotated[list[str] | None, changes("optimizer.lr=1e-6")]
+TaskOverrides = Annotated[list[str] | None, changes("digits=2 for a task set, data.digits=2 for a recipe")]
+SamplingOverrides = Annotated[list[str] | None, changes("sampling.max_new_tokens=256")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 

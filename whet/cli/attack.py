@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.arguments import AsJson, Overrides, print_json
+from whet.cli.arguments import AsJson, TaskOverrides, print_json
 
 if TYPE_CHECKING:
     from whet.tasks.attack.report import Finding, Report
@@ -15,7 +15,7 @@ def attack(
     target: Annotated[
         str, typer.Argument(metavar="TASKSET|RECIPE", help="A task set (its settings follow: path=...) or a recipe.")
     ],
-    overrides: Overrides = None,
+    overrides: TaskOverrides = None,
     budget: Annotated[int, typer.Option("--budget", min=1, help="Most gradings.")] = 4000,
     seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="Most seconds.")] = 120.0,
     samples: Annotated[int, typer.Option("--samples", min=1, help="How many tasks to attack.")] = 16,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from whet.base.strict_json import JsonObject
-from whet.cli.arguments import AsJson, Overrides, print_json
+from whet.cli.arguments import AsJson, SamplingOverrides, print_json
 
 if TYPE_CHECKING:
     from whet.run.evaluation import EvaluationSet
@@ -32,7 +32,7 @@ def evaluate(
             "(http://HOST:PORT/v1#MODEL).",
         ),
     ],
-    overrides: Overrides = None,
+    overrides: SamplingOverrides = None,
     model: Annotated[
         str | None, typer.Option("--model", help="Model to score instead: a run, a folder, a Hub id or an endpoint.")
     ] = None,

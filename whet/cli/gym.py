@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import typer
 
 from whet.base.extras import extra
-from whet.cli.arguments import Overrides
+from whet.cli.arguments import TaskOverrides
 
 
 def gym(
     target: Annotated[
         str, typer.Argument(metavar="TASKSET|RECIPE", help="A task set (its settings follow: path=...) or a recipe.")
     ],
-    overrides: Overrides = None,
+    overrides: TaskOverrides = None,
     rows: Annotated[
         Path | None, typer.Option("--rows", help="Write the tasks as Gym rows to this file; start no server.")
     ] = None,

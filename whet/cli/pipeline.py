@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.arguments import AsJson, Overrides, print_json
+from whet.cli.arguments import AsJson, changes, print_json
 
 if TYPE_CHECKING:
     from whet.pipeline.execute import Outcome
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def pipeline(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="PIPELINE", help="A YAML file of stages, or a name: see --list.")] = "",
-    overrides: Overrides = None,
+    overrides: Annotated[list[str] | None, changes("stages.sft.settings.steps=5")] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", "-c", help="A profile of the file, as in -c tiny.")
     ] = None,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.arguments import AsJson, Overrides, print_json
+from whet.cli.arguments import AsJson, changes, print_json
 
 if TYPE_CHECKING:
     from whet.prep.manifest import Manifest
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def prep(
     blend: Annotated[Path, typer.Argument(metavar="BLEND", help="A YAML file that lists the sources of rows.")],
-    overrides: Overrides = None,
+    overrides: Annotated[list[str] | None, changes("duplicates=keep")] = None,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("prepared"),
     sample: Annotated[
         int | None, typer.Option("--sample", min=1, help="Read only the first N rows of each source.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whet.base.extras import require
-from whet.cli.arguments import Overrides
+from whet.cli.arguments import changes
 
 if TYPE_CHECKING:
     from whet.tasks.base import Address
@@ -17,7 +17,7 @@ def serve(
     target: Annotated[
         str, typer.Argument(metavar="RUN|MODEL", help="Run folder (its best or newest checkpoint), folder or Hub id.")
     ],
-    overrides: Overrides = None,
+    overrides: Annotated[list[str] | None, changes("generator.max_context=4096")] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 8000,
     host: Annotated[
         str,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.arguments import AsJson, Overrides, print_json
+from whet.cli.arguments import AsJson, TaskOverrides, print_json
 
 if TYPE_CHECKING:
     from whet.tasks.validate import Graded
@@ -16,7 +16,7 @@ def validate(
     target: Annotated[
         str, typer.Argument(metavar="TASKSET|RECIPE", help="A task set (its settings follow: path=...) or a recipe.")
     ],
-    overrides: Overrides = None,
+    overrides: TaskOverrides = None,
     samples: Annotated[
         int | None, typer.Option("--samples", min=0, help="How many reference answers of the data to grade.")
     ] = None,
