@@ -237,10 +237,11 @@ def test_an_error_meant_for_the_user_is_printed_plainly(folder):
     assert (result.returncode, result.stderr) == (1, "error: no such model: give model=...\n")
 
 
-def test_an_unexpected_error_leaves_its_traceback_in_the_run_folder(folder):
+def test_an_unexpected_error_names_its_line_and_leaves_its_traceback_in_the_run_folder(folder):
     result = whet("train", "r.yaml", "name=crash", cwd=folder)
     assert result.returncode == 1
-    assert result.stderr.startswith("error: RuntimeError: the disk is on fire\nThe traceback is in runs/one/error.log")
+    message = r"error: RuntimeError: the disk is on fire at .*stand_in\.py:\d+\nThe traceback is in runs/one/error\.log"
+    assert re.match(message, result.stderr)
     assert "Traceback" not in result.stderr
     assert "stand_in.py" in (folder / "runs/one/error.log").read_text()
 

@@ -49,7 +49,7 @@ from whet.cli.ending import signals_interrupt
 from whet.cli.launching import launchable
 from whet.processes.machine import keep_freed_memory
 from whet.processes.sentinel import endings_are_errors
-from whet.processes.user_code import brief
+from whet.processes.user_code import brief, user_frames
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 _OF_THE_FILE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}  # the user's to mend
@@ -196,7 +196,8 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
     if isinstance(error, OSError) and error.errno in _OF_THE_FILE and error.filename is not None:
         return _say(f"error: {os.fsdecode(error.filename)}: {error.strerror}{_report(session)}", 1)
     text = brief(str(error).strip()) or "no message"
-    return _say(f"error: {type(error).__name__}: {text}{_where(error)}{_keep_traceback(error, session)}", 1)
+    place = "".join(f" at {frame.filename}:{frame.lineno}" for frame in user_frames(error)[-1:])
+    return _say(f"error: {type(error).__name__}: {text}{place}{_where(error)}{_keep_traceback(error, session)}", 1)
 
 
 def _as_setting(error: BaseException, words: list[str]) -> str:

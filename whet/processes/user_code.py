@@ -16,6 +16,7 @@ _OTHERS = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     | {str(Path(whet.__file__).parent), "<frozen"}
 )
+_INSTALLED = {"site-packages", "dist-packages"}  # also of the Python on which a virtual environment is built
 
 _YIELDS = "contains `yield`, so a call runs no line of it; write a function without `yield`"
 _ASYNC = "is `async`, but is called as a plain function, which runs no line of it; write `def` in place of `async def`"
@@ -25,7 +26,7 @@ _LONGEST, _BEGINNING, _END = 4000, 2000, 1000  # characters of an exception's te
 
 def is_user_file(filename: str) -> bool:
     """Return whether a file is user code: not part of Python, of an installed package or of whet."""
-    return not filename.startswith(_OTHERS)
+    return not filename.startswith(_OTHERS) and not _INSTALLED & set(Path(filename).parts)
 
 
 def is_function(value: object) -> TypeGuard[Callable[..., object]]:
