@@ -42,8 +42,14 @@ class Pair(Loss):
     reduce: Literal["mean", "sum"] = "mean"
 
 
+class Named(Loss):
+    """A loss with names."""
+
+    names: dict[str, int] = {"usual": 0}  # noqa: RUF012
+
+
 HERE = "tests.config.settings"
-LOSSES = {"clip": f"{HERE}:Clip", "pair": f"{HERE}:Pair"}
+LOSSES = {"clip": f"{HERE}:Clip", "pair": f"{HERE}:Pair", "named": f"{HERE}:Named"}
 AnyLoss = Annotated[Loss, Component(LOSSES)]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.config.settings import Clip, Fruit, Pair, Settings
+from tests.config.settings import Clip, Fruit, Named, Pair, Settings
 from whet.config import Config, RecipeError, dump_yaml, list_recipes, load
 from whet.config.explain import annotated_yaml, explain
 from whet.run.recipe import Recipe
@@ -79,6 +79,18 @@ def test_an_empty_mapping_of_names_removes_them_and_an_empty_section_changes_not
     assert loaded(text, "optimizer.beta=0.6", "optimizer={}").value.optimizer.beta == 0.6
     Path("base.yaml").write_text(text)
     assert loaded("extends: base\ncolumns: {}\n").value.columns == {}
+
+
+def test_names_are_removed_and_others_given_on_one_command_line():
+    text = "columns: {completion: answer}\nroles: {judge: pair}\nloss: {type: named, names: {a: 1}}\n"
+    given = loaded(
+        text, "columns={}", "columns.prompt=x", "roles={}", "roles.critic.margin=2", "roles.critic.type=pair"
+    )
+    assert given.value.columns == {"prompt": "x"}
+    assert given.value.roles == {"critic": Pair(margin=2.0)}
+    assert loaded(text, "columns.prompt=x", "columns={}").value.columns == {}
+    assert loaded(text, "loss.names={}", "loss.names.b=2").value.loss == Named(names={"b": 2})
+    assert loaded("name: x", "loss=named", "loss.names={}", "loss.names.b=2").value.loss == Named(names={"b": 2})
 
 
 def test_another_type_drops_the_keys_of_the_old_one_whatever_the_order_of_overrides():

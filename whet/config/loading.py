@@ -7,7 +7,7 @@ one. All mistakes are collected and raised together. Independent of what the set
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -66,10 +66,9 @@ def load(
     layers = _read_with_parents(path, search, issues, [])
     layers += [*_profiles(layers, profile), *([] if settings is None else [settings])]
     tree: Node | None = None
-    for layer in [*layers, _read_overrides(root, overrides, issues)]:
-        replaced = root.replaced_by(layer.children())
-        tree = merge(Place(root), tree and tree.without((key,) for key in replaced), layer, issues)
-    assert tree is not None
+    for layer in layers:
+        tree = _merged(root, tree, layer, issues)
+    tree = _merged(root, tree, _read_overrides(root, overrides, issues, tree), issues)
     try:
         value = root.from_values(tree.plain())
         files = [_display_path(path, search), *([] if settings is None else [settings.where.rpartition(":")[0]])]
@@ -111,6 +110,11 @@ def load_overrides(root: type[C], overrides: Sequence[str]) -> C:
 def keys_of_overrides(root: type[Config], overrides: Sequence[str]) -> set[str]:
     """Return the dotted keys of all settings that the overrides give."""
     return set(map(dotted, _read_overrides(root, overrides, []).leaves()))
+
+
+def _merged(root: type[Config], tree: Node | None, layer: Node, issues: list[ConfigIssue]) -> Node:
+    replaced = root.replaced_by(layer.children())
+    return merge(Place(root), tree and tree.without((key,) for key in replaced), layer, issues)
 
 
 def _unused_inherited(value: Config, tree: Node, files: list[str], issues: list[ConfigIssue]) -> list[TreePath]:
@@ -250,7 +254,10 @@ def _profiles(layers: list[Node], name: str | None) -> list[Node]:
     raise RecipeError([ConfigIssue("profiles", layers[-1].where, message)])
 
 
-def _read_overrides(root: type[Config], overrides: Sequence[str], issues: list[ConfigIssue]) -> Node:
+def _read_overrides(
+    root: type[Config], overrides: Sequence[str], issues: list[ConfigIssue], below: Node | None = None
+) -> Node:
+    """Return the overrides as one layer. ``below``: the settings that it changes."""
     layer = Node({}, "override")
     for number, text in enumerate(overrides, 1):
         where = f"override {number} ({text})"
@@ -271,8 +278,9 @@ def _read_overrides(root: type[Config], overrides: Sequence[str], issues: list[C
             message = f"the value is missing; write {key}=null, or {key}='\"\"' for an empty text"
             issues.append(ConfigIssue(key, where, message))
             continue
-        if (place := find_place(root, layer, tuple(path))) is not None:
+        if (place := find_place(root, _merged(root, below, layer, []), tuple(path))) is not None:
             node = place.expand(node)  # so that the next override can change a part of it
+            node = replace(node, emptied=place.has_free_keys and node.value == {})
         for part in reversed(path):
             node = Node({part: node}, where)
         layer = merge(UNTYPED, layer, node, issues)

@@ -128,8 +128,8 @@ def merge(place: Place, below: Node | None, above: Node, issues: list[ConfigIssu
         return Node([child(above, str(index), None, item) for index, item in enumerate(above.value)], above.where)
     if not isinstance(above.value, dict) or (not above.value and place.has_free_keys):
         return above
-    usual = place.models(above).values()
-    under = next((node for node in (below, place.default, *usual) if node and _same_class(node, above)), EMPTY)
+    lower = () if above.emptied else (below, place.default, *place.models(above).values())
+    under = next((node for node in lower if node and _same_class(node, above)), EMPTY)
     where = above.where if under.where == DEFAULT else under.where
     items = dict(under.children())
     if isinstance(under.value, list):
@@ -145,7 +145,8 @@ def merge(place: Place, below: Node | None, above: Node, issues: list[ConfigIssu
     if isinstance(under.value, str):
         items = {"type": under}
     merged = Node({**items, **above.value}, where)  # its ``type`` names the class
-    return Node(items | {key: child(merged, key, items.get(key), item) for key, item in above.value.items()}, where)
+    items |= {key: child(merged, key, items.get(key), item) for key, item in above.value.items()}
+    return Node(items, where, above.emptied or under.emptied)
 
 
 def _same_class(below: Node, above: Node) -> bool:

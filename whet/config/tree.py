@@ -14,6 +14,7 @@ class Node:
 
     value: Any  # dict[str, Node] | list[Node] | str | int | float | bool | None
     where: str  # "quickstart.yaml:12", "override 3 (optimizer.lr=1)" or "default"
+    emptied: bool = False  # an override has removed all names of this mapping, which later ones may add to
 
     @property
     def kind(self) -> str | None:
