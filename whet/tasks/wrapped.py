@@ -11,6 +11,12 @@ from whet.tasks.base import TASK_SETS, TaskSet
 from whet.tasks.cases import Answer
 
 
+def inside(scores: Mapping[str, float], taken: Collection[str]) -> dict[str, float]:
+    """Return the scores of a task set that is inside another one. A score whose name is ``taken`` there is
+    ``inside/NAME``, as where a reward model is around another one."""
+    return {f"inside/{name}" if name in taken else name: value for name, value in scores.items()}
+
+
 class WrappedTaskSet(TaskSet):
     """Tasks of ``taskset``. Subclasses define ``open``."""
 
@@ -71,10 +77,8 @@ class Rewarded(WrappedTaskSet):
         return [*graders, *self.own_scores, "grade"] if graders else ()
 
     def inner_scores(self, scores: Mapping[str, float]) -> dict[str, float]:
-        """Return the scores of the task set. One whose name is also a name of the new rewards is ``inside/NAME``, as
-        where a reward model is around another one."""
-        taken = (*self.own_scores, "grade")
-        return {f"inside/{name}" if name in taken else name: value for name, value in scores.items()}
+        """Return the scores of the task set, of which those with a name of the new rewards are ``inside/NAME``."""
+        return inside(scores, (*self.own_scores, "grade"))
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

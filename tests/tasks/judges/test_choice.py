@@ -63,6 +63,16 @@ def test_the_reward_is_the_mean_under_the_probabilities_and_the_grader_says_what
     assert seen[0]["messages"][0]["content"].count(COMPLAINT) == 1
 
 
+def test_each_of_two_judges_has_its_scores() -> None:
+    inner = Judged(taskset=TASKS, judge=BY_LOGPROBS, by="choice", choices=CHOICES)
+    environments, _ = judged(lambda _: first_token({"Positive": 0.75, "Negative": 0.25}), taskset=inner, gate="grade")
+    environments.inner._client, _ = client(lambda _: first_token({"Negative": 1.0}), BY_LOGPROBS)  # type: ignore[attr-defined]
+    scores = grade(environments, COMPLAINT)
+    assert scores["reward"] == pytest.approx(0.25)
+    assert (scores["grade"], scores["inside/grade"], scores["inside/judged"]) == (1.0, 1.0, 1.0)
+    assert set(environments.tasks.score_names) >= scores.keys() - {"reward"}
+
+
 def test_a_written_choice_is_read_whole_or_not_at_all() -> None:
     assert grade(judged(lambda _: " **Negative.**", JUDGE)[0], COMPLAINT)["reward"] == 1.0
     for text in ("It is Negative", "Negative Positive", "negative", ""):

@@ -20,13 +20,14 @@ from whet.tasks.episodes import graded
 from whet.tasks.judges.config import Judge
 from whet.tasks.judges.judge import AnswerRefusedError, JudgeEnvironments
 from whet.tasks.judges.prompts import CHOICE, EQUAL, RUBRIC, asked, conversation, mark
-from whet.tasks.wrapped import WrappedTaskSet
+from whet.tasks.wrapped import WrappedTaskSet, inside
 
 T = TypeVar("T")
 _MARKS = r"[\s*_`\"'()\[\]<>]*"  # Markdown and brackets; not a sign or a point, which belong to the number
 _GRADE = re.compile(
     rf"^[^\w\n]*Grade:{_MARKS}([-+−]?\d+(?:\.\d+)?)(?:\.?{_MARKS}|{_MARKS}\.)$", re.MULTILINE | re.IGNORECASE
 )
+_TAKEN = ("grade", "judged", "judge_refused")  # names of the judge's scores
 _EQUAL = re.compile(r"\[\[A(!?)=B\]\]")
 
 
@@ -104,8 +105,9 @@ class Judged(WrappedTaskSet):
         """Return the scores of the judge, and of the task set where its grader is asked as well."""
         chooses = self.by == "choice" and self.taskset.grades
         graders = self.taskset.score_names if chooses or self.only_if_wrong or self.gate else ("correct",)
+        inner = inside(dict.fromkeys(graders, 0.0), _TAKEN)
         judges = ("correct", "judged", "judge_refused", *(("grade",) if chooses else ()))
-        return list(dict.fromkeys([*graders, *judges])) if graders else ()
+        return list(dict.fromkeys([*inner, *judges])) if graders else ()
 
     def open(self) -> "JudgedEnvironments":
         return JudgedEnvironments(self)
@@ -128,10 +130,11 @@ class JudgedEnvironments(JudgeEnvironments):
             self._checked = True
         if tasks.by == "choice":
             return await self._choice(task, answer)
-        scores = await graded(self.inner, task, answer) if tasks.only_if_wrong or tasks.gate else {}
+        grade = await graded(self.inner, task, answer) if tasks.only_if_wrong or tasks.gate else {}
+        scores = inside(grade, _TAKEN)
         if tasks.only_if_wrong and scores["reward"] > 0:
             return scores | {"judged": 0.0}
-        if not answer.strip() or not self._passes(task, scores):
+        if not answer.strip() or not self._passes(task, grade):
             return scores | {"reward": 0.0, "correct": 0.0, "judged": 0.0}
         try:
             value = await (self._equal(task, answer) if tasks.by == "reference" else self._rubric(task, answer))
@@ -142,16 +145,17 @@ class JudgedEnvironments(JudgeEnvironments):
     async def _choice(self, task: Task, answer: str) -> dict[str, float]:
         """Return the reward of the judge's choice. The task set's own reward becomes the score ``grade`` and decides
         what is correct, so that it shows whether the judge is right."""
-        tasks, scores = self.tasks, dict[str, float]()
+        tasks, grade, scores = self.tasks, dict[str, float](), dict[str, float]()
         if tasks.taskset.grades:
-            scores = await graded(self.inner, task, answer)
+            grade = await graded(self.inner, task, answer)
+            scores = inside(grade, _TAKEN)
             scores["grade"] = scores.pop("reward")
             scores.setdefault("correct", float(scores["grade"] > 0))
             if tasks.only_if_wrong and scores["grade"] > 0:
                 return scores | {"reward": max(tasks.choices.values()), "judged": 0.0}
         worst = min(tasks.choices.values())
         named = not (tasks.may_name_choice or self._says_none(answer))
-        if not answer.strip() or named or not self._passes(task, scores):
+        if not answer.strip() or named or not self._passes(task, grade):
             return {"correct": 0.0, **scores, "reward": worst, "judged": 0.0}
         try:
             chosen = await self._chosen(task, answer)
