@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.checkpoint.test_export_reward_model import make_run
@@ -21,6 +23,7 @@ from whet.base.errors import DataError, WhetError
 from whet.checkpoint.export import export
 from whet.core.types import Group, Message, Task
 from whet.models.config import check_models
+from whet.models.reward_model import RewardModel
 from whet.processes.child import Child
 from whet.tasks.base import Observation, Step, TaskSet
 from whet.tasks.episodes import play as replay
@@ -132,6 +135,15 @@ def test_a_model_that_is_not_a_reward_model_is_refused_before_it_scores(model: P
             with_client(path, lambda client: client.score(talk("5")))
     with pytest.raises(WhetError, match=r"could not start: no reply within 0\.001 s"):
         with_client(model, lambda client: client.score(talk("5")), start_s=0.001)
+
+
+def test_a_reward_model_with_damaged_weights_is_refused_with_their_name(model: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(model, tmp_path / "damaged")
+    weights = load_file(damaged / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, damaged / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WhetError, match=r"damaged can't be used .*: 1 of its weights hold NaN .* model\.norm\.weight"):
+        RewardModel(str(damaged), None, "cpu", "float32", 1)
 
 
 def test_a_reward_model_that_is_missing_is_named_before_anything_is_loaded() -> None:

@@ -3,9 +3,11 @@
 prompt, with its images, is computed once."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,7 +58,7 @@ class RewardModel:
         text = self.model.config.get_text_config()
         self.padding: int | None = text.pad_token_id
         self.longest: int | None = getattr(text, "max_position_embeddings", None)
-        self._select_attention()
+        self._select_attention(folder)
 
     @torch.no_grad()
     def scores(self, conversations: list[JsonObject]) -> list[float | str]:
@@ -136,14 +138,16 @@ class RewardModel:
         return scores
 
     @torch.no_grad()
-    def _select_attention(self) -> None:
-        """Select forest attention if the architecture supports it. Raises ``WhetError`` if forest attention or the head
-        gives a different score than the unmodified model."""
+    def _select_attention(self, folder: Path) -> None:
+        """Select forest attention if the architecture supports it. Raises ``WhetError`` if the model's score is not
+        finite, or forest attention or the head gives another one than the unmodified model."""
         rows, device = trial_rows(self.model.config, self.images), self.model.device
         expected = []
         for row in rows:
             inputs = {name: value.to(device) for name, value in arguments_of(row, self.images).items()}
             expected.append(float(self.model(**inputs, use_cache=False).logits[0, 0]))
+        if not all(map(math.isfinite, expected)):
+            raise WhetError(f"{folder} can't be used as a reward model: {_why_not_finite(self.model, expected)}")
         self.forest = supports_forest(self.model.config)
         if self.forest:
             use_forest_attention(self.model)
@@ -155,6 +159,13 @@ class RewardModel:
                     f"{type(self.model).__name__} scores {theirs:.6g}, but its head on its last hidden state gives "
                     f"{score:.6g}; this architecture can't be used as a reward model yet"
                 )
+
+
+def _why_not_finite(model: torch.nn.Module, scores: list[float]) -> str:
+    damaged = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if damaged:
+        return f"{len(damaged)} of its weights hold NaN or infinite numbers, as in {damaged[0]}; export it again"
+    return f"it scores {scores[0]:g}, because its weights are too large for {getattr(model, 'dtype', 'its dtype')}"
 
 
 def _cut(message: Message, characters: int) -> Message:
