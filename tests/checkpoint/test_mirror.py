@@ -126,6 +126,9 @@ def test_without_an_intact_copy_nothing_is_left_behind(url: str, tmp_path: Path)
         restore(f"{url}/one", tmp_path / "there")
     with pytest.raises(CheckpointError, match="no complete copy of a run"):
         restore(f"{url}/two", tmp_path / "there")
+    (tmp_path / "run/recipe.yaml").touch()
+    with pytest.raises(CheckpointError, match=rf"is a run folder and not a mirror: whet resume {tmp_path}/run"):
+        restore(f"file://{tmp_path}/run", tmp_path / "there")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "remote") == ["run"]
 
 

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import threading
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -156,6 +157,9 @@ def restore(url: str, folder: Path) -> int:
     with remote.errors(CheckpointError):
         markers = remote.markers()
     if not markers:
+        here = Path(url.removeprefix("file://"))
+        if url.startswith("file://") and (here / "recipe.yaml").is_file():
+            raise CheckpointError(f"{url} is a run folder and not a mirror: whet resume {shlex.quote(str(here))}")
         raise CheckpointError(f"{url} has no complete copy of a run (no step-....json)")
     newest: int | None = None
     problems = []
