@@ -40,7 +40,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
             stream.write_table(table)
     elif name.endswith((".csv", ".tsv")):
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if name.endswith(".tsv") else ",")
+            writer = csv.DictWriter(file, list((rows or ROWS)[0]), delimiter="\t" if name.endswith(".tsv") else ",")
             writer.writeheader()
             writer.writerows(rows)
         text = path.read_text()
@@ -242,6 +242,20 @@ def test_several_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> N
         read_file(tmp_path)
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".json", ".parquet", ".jsonl.gz"])
+def test_some_of_several_files_may_hold_no_rows(tmp_path: Path, suffix: str) -> None:
+    for name in ("part-0", "part-1"):
+        (tmp_path / f"{name}{suffix}").touch()
+    write(tmp_path / f"part-1{suffix}", [])
+    (tmp_path / "_SUCCESS").touch()
+    with pytest.raises(DataError, match=rf"{tmp_path} holds no rows"):
+        read_file(tmp_path)
+    write(tmp_path / f"part-2{suffix}", ROWS)
+    assert [row for _, row in read_file(tmp_path)] == [row for _, row in read_file(tmp_path / "*")] == ROWS
+    with pytest.raises(DataError, match=rf"part-1{suffix} holds no rows"):
+        read_file(tmp_path / f"part-1{suffix}")
+
+
 def test_data_sets_saved_to_disk_are_read(tmp_path: Path) -> None:
     Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
     assert [row for _, row in read_file(tmp_path / "saved")] == ROWS
@@ -255,6 +269,7 @@ def test_data_sets_saved_to_disk_are_read(tmp_path: Path) -> None:
         ("rows.csv", b'prompt,completion\na,"b\n', r"rows.csv:2: not valid CSV"),
         ("rows.csv", b"prompt\n\xff\n", r"rows.csv:2: not UTF-8 text"),
         ("rows.csv", b"prompt,completion\n", r"rows.csv holds no rows"),
+        ("rows.csv", b"", r"rows.csv holds no rows"),
         ("rows.json", b'[{"prompt": "a"}, 3]', r"rows.json: element 2 must be a JSON object, not int"),
         ("rows.json", b'[{"prompt": "a"},\n {"prompt" "b"}]', r"rows.json:2: not valid JSON"),
         ("rows.json", b'[{"prompt": "a", "prompt": "b"}]', r"duplicate key 'prompt'"),

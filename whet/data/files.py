@@ -45,7 +45,8 @@ def read_file(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
     ``rows/train-*.parquet``, in the order of their names. The place of a row is its line or, in Parquet, Arrow and JSON
     arrays, its number, counted from 1. ``nan_is_null``: see ``iterate_jsonl``.
 
-    Raises ``DataError`` for a file that can't be read or holds no rows, and, with its place, for a row that is damaged.
+    Raises ``DataError`` for a file that can't be read, for one or several files that hold no rows, and, with its place,
+    for a row that is damaged.
     """
     return list(iterate_file(path, nan_is_null))
 
@@ -53,21 +54,24 @@ def read_file(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
 def iterate_file(path: str | Path, nan_is_null: bool = False, leave_out: LeaveOut | None = None) -> Iterator[Placed]:
     """Yield the rows of ``read_file`` one by one. Only JSON arrays are read as a whole. ``leave_out``: called for each
     damaged line of JSONL or CSV, which would otherwise be an error."""
-    for file in data_files(path):
-        empty = True
+    empty = True
 
-        def left_out(problem: DataError) -> None:
-            nonlocal empty
-            empty = False
-            if leave_out is None:
-                raise problem
-            leave_out(problem)
+    def left_out(problem: DataError) -> None:
+        nonlocal empty
+        empty = False
+        if leave_out is None:
+            raise problem
+        leave_out(problem)
 
+    files = data_files(path)
+    for file in files:
+        if len(files) > 1 and file.is_file() and not file.stat().st_size:
+            continue  # as Spark writes for a part without rows
         for row in _rows(file, nan_is_null, left_out):
             empty = False
             yield row
-        if empty:
-            raise DataError(f"{file} holds no rows")
+    if empty:
+        raise DataError(f"{path} holds no rows")
 
 
 def is_of_texts(where: str) -> bool:
@@ -184,6 +188,8 @@ def _csv_rows(path: Path, delimiter: str | None, leave_out: LeaveOut) -> Iterato
         line = 1
         try:
             first = text.readline()
+            if not first:
+                return
             if problem := _unlike_csv(first):
                 raise DataError(f"{path}:1: {problem}")
             delimiter = delimiter or next((sign for sign in _DELIMITERS if sign in first), ",")
