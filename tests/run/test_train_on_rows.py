@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, reduce
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -210,6 +210,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         whet.train(**given | {"data": [{"prompt": ({"role": "usr", "content": "?"},)}]})
     with pytest.raises(DataError, match="row 1 of data has a value that contains itself"):
         whet.train(**given | {"data": [ROWS[0], {"prompt": "?", "itself": ITSELF}]})
+    deep = reduce(lambda inner, _: [inner], range(200), "?")
+    with pytest.raises(DataError, match="row 0 of data: it is nested too deeply, in more than 100 levels"):
+        whet.train(**given | {"data": [{"prompt": "?", "deep": deep}]})
     with pytest.raises(DataError, match="row 0 of data is a str; it must be a dict"):
         whet.train(**given | {"data": ["What is 2 + 2?"]})
     with pytest.raises(DataError, match="data is a dict; it must be a list of dicts"):

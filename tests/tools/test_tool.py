@@ -76,6 +76,12 @@ def test_functions_may_be_async_and_return_any_json_value() -> None:
 
     assert run(tool(several), {}).startswith('{"a": [1, null], "p": {"city": "Łódź", "code": 0}, "o": ')
 
+    def by_place() -> dict[tuple[int, int], str]:
+        """Return what is where."""
+        return {(1, 2): "x" * 50}
+
+    assert run(tool(by_place), {}, limit=11) == "{(1, 2): 'x\n[the rest is left out]"
+
     def nothing() -> None:
         """Do it."""
 

@@ -11,7 +11,7 @@ JsonObject = dict[str, Any]
 
 MOST_LEVELS = 100  # of objects and lists in each other
 
-_TOO_DEEP = f"it is nested too deeply, in more than {MOST_LEVELS} levels"
+TOO_DEEP = f"it is nested too deeply, in more than {MOST_LEVELS} levels"
 
 
 def _distinct_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -42,13 +42,13 @@ class _Decoder(json.JSONDecoder):
         try:
             value, end = super().raw_decode(s, idx)
         except RecursionError:
-            raise ValueError(_TOO_DEEP) from None
-        if s.count("[", idx, end) + s.count("{", idx, end) > MOST_LEVELS and _is_deep(value):
-            raise ValueError(_TOO_DEEP)
+            raise ValueError(TOO_DEEP) from None
+        if s.count("[", idx, end) + s.count("{", idx, end) > MOST_LEVELS and is_deep(value):
+            raise ValueError(TOO_DEEP)
         return value, end
 
 
-def _is_deep(value: object) -> bool:
+def is_deep(value: object) -> bool:
     """Return whether objects and lists are nested in more than ``MOST_LEVELS`` levels."""
     level = [value]
     for _ in range(MOST_LEVELS):

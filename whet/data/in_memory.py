@@ -12,6 +12,7 @@ from typing import Any
 
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
+from whet.base.strict_json import TOO_DEEP, is_deep
 from whet.data.jsonl import Placed
 from whet.fetch.images import is_image, read_image
 
@@ -41,6 +42,8 @@ def as_rows(data: Iterable[Mapping[str, object]], name: str = "data") -> list[Pl
             rows.append((where, {name: _in_lists(value) for name, value in row.items()}))
         except RecursionError:
             raise DataError(f"{where} has a value that contains itself, or is nested too deeply") from None
+        if is_deep(rows[-1][1]):
+            raise DataError(f"{where}: {TOO_DEEP}")
     if not rows:
         raise DataError(f"{name} has no rows")
     return rows

@@ -104,10 +104,17 @@ def bounded(result: object, limit: int) -> str:
     """
     if result is None:
         return "done"
+    if isinstance(result, str | Iterator):
+        return _joined([result] if isinstance(result, str) else result, limit)
+    try:
+        return _joined(_JSON.iterencode(result), limit)
+    except TypeError:  # of a key that JSON doesn't have, such as a tuple
+        return _joined([repr(result)], limit)
+
+
+def _joined(parts: Iterable[str], limit: int) -> str:
     text = ""
-    for part in (
-        [result] if isinstance(result, str) else result if isinstance(result, Iterator) else _JSON.iterencode(result)
-    ):
+    for part in parts:
         text += part[: limit + 1 - len(text)]
         if len(text) > limit:
             return f"{text[:limit]}\n[the rest is left out]"
