@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ from pyarrow import parquet
 from tests.forks import whet
 from tests.rows import write_rows
 from whet.base.errors import DataError
+from whet.cli import prep
 from whet.config import RecipeError, load
 from whet.data.row import read_rows
 from whet.data.row_kinds import Conversation
+from whet.data.rows import ScoredRows
 from whet.prep import prepare as module
 from whet.prep.config import PrepConfig
 from whet.prep.contamination import Contamination
 from whet.prep.duplicates import Keys, key_of, seen_before
 from whet.prep.manifest import FILE, Manifest
 from whet.prep.prepare import prepare
+from whet.run.recipe import Recipe
 from whet.tasks.functions import FunctionTasks
 
 Rows = list[dict[str, Any]]
@@ -391,6 +395,16 @@ def test_the_command(tmp_path: Path) -> None:
     assert "warning: validation has no rows: validation = 0.0001 of 1 rows is too little" in few.stdout
     forced = whet("prep", blend, "--out", str(out), "--force")
     assert f"train on it: whet train sft data.path='{out}/train-*.jsonl'" in forced.stdout
+
+
+def test_the_command_names_a_recipe_that_reads_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config(tmp_path, {"a": [{**row, "score": 0.5} for row in texts(0, 50)]})
+    prep.prep(tmp_path / "blend.yaml", out=tmp_path / "out")
+    (advice,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("train on it")]
+    assert advice.startswith(f"train on it: whet train reward-model data.path='{tmp_path}/out/train-*.jsonl'")
+    words = shlex.split(advice.removeprefix("train on it: whet train "))
+    recipe = load(Recipe, words[0], [*words[1:], "model=smollm2-135m-instruct"]).value
+    assert isinstance(recipe.data, ScoredRows)
 
 
 def test_a_source_without_a_path_is_one_problem(tmp_path: Path) -> None:

@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from whet.prep.manifest import Manifest
 
 
+_RECIPES = {
+    "rejected": ("dpo", ""),
+    "label": ("dpo", " data.type=labelled algorithm=kto"),
+    "score": ("reward-model", " data.type=scored algorithm.loss=score_regression"),
+    "prompt": ("grpo", " data.reward=FILE.py:FUNCTION"),
+}
+"""The recipe that reads rows, and what it must be told, by the last field of the rows."""
+
+
 def prep(
     blend: Annotated[Path, typer.Argument(metavar="BLEND", help="A YAML file that lists the sources of rows.")],
     overrides: Annotated[list[str] | None, changes("duplicates=keep")] = None,
@@ -53,9 +62,8 @@ def prep(
         if fields == ("responses_create_params",):
             print(f"train on it: data: {{type: nemo_gym, path: '{out}/train-*.jsonl', servers: ...}} (docs/prep.md)")
             return
-        recipe = "dpo" if "chosen" in fields else "grpo" if fields == ("prompt",) else "sft"
-        reward = " data.reward=FILE.py:FUNCTION" if recipe == "grpo" else ""
-        print(f"train on it: whet train {recipe} {train} {test}{reward}")
+        recipe, more = _RECIPES.get(fields[-1], ("sft", ""))
+        print(f"train on it: whet train {recipe} {train} {test}{more}")
 
 
 def _print(manifest: "Manifest") -> None:
