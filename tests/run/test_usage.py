@@ -63,6 +63,21 @@ def test_devices_are_the_gpus_of_learners_and_engines(tmp_path, hardware, overri
     assert usage.peak == (989 if hardware else None)
 
 
+def test_a_run_on_some_of_the_gpus_says_how_to_learn_on_all(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    def said(hardware, ranks, *overrides):
+        caplog.clear()
+        facts = SimpleNamespace(hardware=hardware, ranks=ranks, precision="bfloat16", threads=1)
+        recipe = load(Recipe, "quickstart", overrides).value
+        Usage.of(recipe, tmp_path, {"policy": SimpleNamespace(facts=facts)})
+        return caplog.messages
+
+    (line,) = said("NVIDIA H100", 1)
+    assert line == "this run uses 1 of the 2 GPUs here. To learn on several: cluster=processes parallel.fsdp=2"
+    assert said("NVIDIA H100", 2) == said("", 1) == said("NVIDIA H100", 1, "cluster=ray", "cluster.address=auto") == []
+
+
 def test_a_run_reports_its_use_and_a_resumed_one_continues_the_sum(tmp_path, tiny_model):
     recipe = toy_recipe(tiny_model, steps=2, sinks=["jsonl"], devices={"cost_per_hour": 2.0})
     folder = start(recipe, tmp_path / "run")

@@ -1,8 +1,11 @@
 """The use of devices by a run: the learners' operations per second, device-hours, cost."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from whet.learner.base import Learner, LearnerFacts
 from whet.metrics.sinks.jsonl import FILE, check_metrics, read_lines
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from whet.run.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -31,6 +36,10 @@ class Usage:
         """Look up the devices of a run. What a resumed run used before is read from its metrics."""
         facts = learners[recipe.algorithm.main_role].facts
         learning, devices = _devices(recipe, facts, len(learners))
+        seen = torch.cuda.device_count()
+        if facts.hardware and seen > devices and getattr(recipe.cluster, "address", None) is None:
+            text = "this run uses %d of the %d GPUs here. To learn on several: cluster=processes parallel.fsdp=%d"
+            log.warning(text, devices, seen, seen)
         last = [line.get("time/device_hours") or 0.0 for _, _, line in read_lines(folder / FILE, check_metrics)]
         return cls(devices, learning, _peak(folder, facts), recipe.devices.cost_per_hour, max(last, default=0.0))
 
