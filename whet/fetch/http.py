@@ -2,11 +2,12 @@
 spread out."""
 
 import asyncio
+import json
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from whet.base.extras import extra
 from whet.base.seeds import derive_seed
@@ -37,6 +38,13 @@ class Answer:
     status: int
     text: str
     wait: float = 0.0  # the seconds that the server asks to wait before a repeat
+
+    def json(self) -> Any:
+        """Return the value of the text. Raises ``ValueError`` if it is not JSON, or nested too deeply."""
+        try:
+            return json.loads(self.text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
 
 class HttpClient:
@@ -84,7 +92,9 @@ class HttpClient:
         try:
             async with asyncio.timeout(self.deadline):
                 return await self._send(request, cookies, event)
-        except (httpx.HTTPError, TimeoutError) as error:
+        except (httpx.TimeoutException, TimeoutError):
+            raise UnansweredError(f"no answer within {self.deadline:g} s") from None
+        except httpx.HTTPError as error:
             raise UnansweredError(f"{type(error).__name__}: {error}") from None
 
     async def _send(

@@ -1,6 +1,5 @@
 """A model behind an OpenAI-compatible endpoint that is evaluated: episodes send it messages instead of tokens."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ class RemoteModel:
                 refused = f"{self.url} refuses the request with HTTP {answer.status}: {answer.text[:300]}"
                 raise ConfigError(refused + _SHORTER * full)
             try:
-                values = json.loads(answer.text)
+                values = answer.json()
                 choice, usage = values["choices"][0], values.get("usage") or {}
                 tokens = int(usage.get("completion_tokens") or 0)
                 if not 0 <= tokens <= _MOST_TOKENS:

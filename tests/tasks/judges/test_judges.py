@@ -102,6 +102,14 @@ def test_messages_of_parts_are_sent_as_text() -> None:
     assert seen[0]["messages"] == [{"role": "user", "content": "2 + 2?"}]
 
 
+def test_a_judge_that_is_too_slow_is_named_with_its_deadline() -> None:
+    def slow(body: dict[str, Any]) -> httpx.Response:
+        raise httpx.ReadTimeout("")
+
+    with pytest.raises(JudgeError, match=r"in 1 attempts: no answer within 5 s"):
+        ask(slow, JUDGE.model_copy(update={"retries": 0}))
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -112,9 +120,10 @@ def test_messages_of_parts_are_sent_as_text() -> None:
         httpx.Response(200, json=[]),
         httpx.Response(200, json={"choices": [{"message": {"content": None}}]}),
         httpx.Response(200, content=b"x" * 5_000_000),
+        httpx.Response(200, text="[" * 100_000),
         "no number",
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_persistent_failure_is_an_error_not_a_verdict(bad: Any) -> None:
     with pytest.raises(JudgeError, match=r"the judge at http://judge.test/v1 gave no verdict on t in 3 attempts"):

@@ -185,7 +185,7 @@ class Client:
         if answer.status != 200:
             raise RefusedError(f"the server {self.url} refuses {path}: HTTP {answer.status}: {answer.text[:500]}")
         try:
-            return json.loads(answer.text) if answer.text.startswith(("{", "[")) else answer.text
+            return answer.json() if answer.text.startswith(("{", "[")) else answer.text
         except ValueError:
             raise GeneratorError(f"the server {self.url} answers {path} with no JSON: {answer.text[:200]!r}") from None
 

@@ -148,6 +148,8 @@ class OpenEnvEpisode(Environment):
                 await self.connection.send(json.dumps({"type": kind, "data": data}))
                 answer = json.loads(await self.connection.recv())
             data, answered = dict(answer["data"]), answer["type"]
+        except TimeoutError:
+            raise OpenEnvError(f"{where}: no answer within data.deadline = {self.settings.deadline:g} s") from None
         except Exception as problem:
             raise OpenEnvError(f"{where} failed: {type(problem).__name__}: {problem}") from None
         if answered == "error" and kind == "step" and data.get("code") == "VALIDATION_ERROR":

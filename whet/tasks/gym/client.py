@@ -1,6 +1,5 @@
 """A client of NeMo Gym's resources servers and agent servers."""
 
-import json
 import re
 from collections.abc import Mapping
 from urllib.parse import quote
@@ -37,7 +36,7 @@ class GymSession:
         if answer.status >= 400:
             raise GymError(f"{self.url}/{path}: HTTP {answer.status}: {answer.text[:_SHOWN]}")
         try:
-            return json.loads(answer.text)
+            return answer.json()
         except ValueError:
             raise GymError(f"the answer of {self.url}/{path} is not JSON: {answer.text[:_SHOWN]!r}") from None
 

@@ -139,7 +139,7 @@ class JudgeClient:
             async with self._slots:
                 answer = await self._post(body)
             try:
-                return verdict(json.loads(answer.text)["choices"][0])
+                return verdict(answer.json()["choices"][0])
             except UnansweredError:
                 replies += 1
                 raise
