@@ -17,7 +17,7 @@ _RECIPES = {
     "score": ("reward-model", " data.type=scored algorithm.loss=score_regression"),
     "prompt": ("grpo", " data.reward=FILE.py:FUNCTION"),
 }
-"""The recipe that reads rows, and what it must be told, by the last field of the rows."""
+"""The recipe that reads rows, and the settings that it needs for them, by the last field of the rows."""
 
 
 def prep(
