@@ -1,7 +1,7 @@
 """A device that is not the CPU, for machines without one. ``python -m tests.elsewhere RECIPE FOLDER`` trains on it.
 
 Its tensors hold tensors of the CPU, which compute. As on a GPU, an operation refuses tensors of two devices, and NumPy
-can't read them. It has none of what only CUDA has: streams, kernels of its own, limits of memory.
+can't read them. It has no streams, no other kernels and no other memory.
 """
 
 import sys

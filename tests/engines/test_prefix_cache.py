@@ -54,6 +54,16 @@ def test_what_was_not_used_for_longest_goes_first_and_what_was_extended_before_i
     assert [cache.longest((*p, 9)).length for p in ((1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4))] == [3, 0, 3, 2]
 
 
+@pytest.mark.parametrize(("bytes_of_token", "kept"), [(2**10, 64), (2**15, 16), (2**20, 4)])
+def test_without_a_setting_a_gibibyte_is_kept_and_at_least_some_prompts(bytes_of_token: int, kept: int) -> None:
+    cache = PrefixCache(None)
+    layer = (torch.zeros(1, dtype=torch.uint8).expand(1, 2048, bytes_of_token // 2),)
+    for first in range(64):
+        cache.add((first, *range(2047)), CachedPrefix(Prefix(2048, [layer], [layer]), NOTHING))
+    cache.trim()
+    assert [bool(cache.get((first, *range(2047)))) for first in range(64)] == [False] * (64 - kept) + [True] * kept
+
+
 async def conversation(generator: TorchGenerator, number: int, lengths: list[int]) -> list[Completion]:
     """Several turns: each prompt is the last one, its answer and an observation."""
     draw = random.Random(number)

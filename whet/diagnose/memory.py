@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from whet.diagnose.activations import ModelSize
 from whet.diagnose.layout import Shard, Stage
-from whet.engines.torch.config import TorchGeneratorConfig
+from whet.engines.torch.config import TorchGeneratorConfig, usual_prefix_tokens
 from whet.learner.config import LearnerConfig
 from whet.models.tiled_logprobs import KEPT_BYTES
 from whet.parallel.config import ParallelConfig
@@ -142,7 +142,9 @@ def generator_memory(
     rows = min(config.max_batch, answers)
     tiles = -(-rows // max(1, answers // max(1, prompts)))
     tile, row = (-(-tokens // _BLOCK) * _BLOCK for tokens in (prompt, answer))
-    prefixes = min(config.prefix_tokens, prompts * prompt)
+    limit = config.prefix_tokens
+    limit = usual_prefix_tokens(size.kv_per_token * number) if limit is None else limit
+    prefixes = min(limit, prompts * prompt)
     cached = (-(-config.max_batch // 16) * 16 * row + tiles * tile + prefixes) * size.kv_per_token * number
     if size.state:  # each row has its own copy of the prompt, in addition to the prompts' until their rows start
         cached = (rows + tiles) * ((prompt + answer) * size.kv_per_token + size.state) * number

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from whet.engines.torch.generator import TorchGenerator
 
 
+def usual_prefix_tokens(bytes_per_token: int) -> int:
+    """Return the size of the prefix cache in tokens, if the settings leave it out."""
+    return max(8192, 2**30 // max(1, bytes_per_token))
+
+
 SPECULATIVE = {"ngram": "whet.engines.config:NGram"}
 """The kinds of guesses by their names in recipes."""
 
@@ -29,8 +34,9 @@ class TorchGeneratorConfig(GeneratorConfig):
     """The dtype of its computations. ``auto``: as ``learner.precision`` chooses."""
     prefill_tokens: int = Field(default=4096, ge=1)
     """Maximum number of prompt tokens in one forward pass (a longer prompt runs alone)."""
-    prefix_tokens: int = Field(default=8192, ge=0)
-    """Size of the prefix cache in tokens; models with recurrent layers don't use it."""
+    prefix_tokens: int | None = Field(default=None, ge=0)
+    """Size of the prefix cache in tokens; models with recurrent layers don't use it. None: what fits in 1 GiB, and at
+    least 8192. Episodes of several turns are slow if it can't hold all that are in flight."""
     speculative: Annotated[NGram, Component(SPECULATIVE)] | None = None
     """Guess several tokens and verify them at once, in rows that a forward pass computes anyway: ``ngram``. Changes no
     token and no log-prob, and is faster if few requests are in flight and answers repeat themselves or their prompt."""

@@ -111,7 +111,7 @@ class Decoder:
         tokenizer: "PreTrainedTokenizerBase | None",
         max_batch: int,
         prefill_tokens: int,
-        prefix_tokens: int,
+        prefix_tokens: int | None,
         guesser: Guesser | None = None,
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer

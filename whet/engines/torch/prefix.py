@@ -25,6 +25,11 @@ class Prefix:
     experts: Ids | None = None  # [length, layers, k], if recorded
     shift: int = 0  # the position of the next token minus ``length``; see whet.models.image_processor
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the keys and values, with the pieces that are shared."""
+        return sum(piece.nbytes for layer in (*self.keys, *self.values) for piece in layer)
+
     def first(self, length: int) -> "Prefix":
         """Return the prefix of the first tokens, without copying a piece that is mostly used."""
         experts = None if self.experts is None else self.experts[:length]

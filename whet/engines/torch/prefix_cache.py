@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from whet.engines.torch.config import usual_prefix_tokens
 from whet.engines.torch.prefix import Prefix
 
 
@@ -31,16 +32,19 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 class PrefixCache:
-    """Up to ``limit`` tokens of prompts after a trim; the least recently used prompts are dropped first."""
+    """Up to ``limit`` tokens of prompts after a trim (None: see ``usual_prefix_tokens``); the least recently used
+    prompts are dropped first."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
         self._entries: OrderedDict[tuple[int, ...], CachedPrefix] = OrderedDict()  # by last use
         self._sorted: list[tuple[int, ...]] = []
+        self._tokens = 0
 
     def clear(self) -> None:
         self._entries.clear()
         self._sorted.clear()
+        self._tokens = 0
 
     def get(self, prompt: tuple[int, ...]) -> CachedPrefix | None:
         """Return the entry of exactly this prompt."""
@@ -64,11 +68,15 @@ class PrefixCache:
             self._entries.move_to_end(before, last=False)
         insort(self._sorted, prompt)
         self._entries[prompt] = entry
+        self._tokens += len(prompt)
         return entry
 
     def trim(self) -> None:
-        tokens = sum(map(len, self._entries))
-        while tokens > self.limit:
+        limit = self._limit
+        if limit is None and self._entries:
+            prompt, newest = next(reversed(self._entries.items()))
+            limit = usual_prefix_tokens(newest.prefix.nbytes // len(prompt))
+        while self._tokens > (limit or 0):
             prompt, _ = self._entries.popitem(last=False)
-            tokens -= len(prompt)
+            self._tokens -= len(prompt)
             del self._sorted[bisect_left(self._sorted, prompt)]
