@@ -243,7 +243,7 @@ def test_several_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".json", ".parquet", ".jsonl.gz"])
-def test_some_of_several_files_may_hold_no_rows(tmp_path: Path, suffix: str) -> None:
+def test_some_of_several_files_may_hold_no_rows(tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("part-0", "part-1"):
         (tmp_path / f"{name}{suffix}").touch()
     write(tmp_path / f"part-1{suffix}", [])
@@ -251,7 +251,9 @@ def test_some_of_several_files_may_hold_no_rows(tmp_path: Path, suffix: str) -> 
     with pytest.raises(DataError, match=rf"{tmp_path} holds no rows"):
         read_file(tmp_path)
     write(tmp_path / f"part-2{suffix}", ROWS)
+    caplog.clear()
     assert [row for _, row in read_file(tmp_path)] == [row for _, row in read_file(tmp_path / "*")] == ROWS
+    assert f"files are empty, such as part-0{suffix}" in caplog.text
     with pytest.raises(DataError, match=rf"part-1{suffix} holds no rows"):
         read_file(tmp_path / f"part-1{suffix}")
 

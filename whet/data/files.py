@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import logging
 import math
 import re
 import zlib
@@ -26,6 +27,8 @@ from whet.base.files import expanded
 from whet.base.strict_json import STRICT, TABLES
 from whet.config.issues import did_you_mean
 from whet.data.jsonl import LeaveOut, Placed, WrongRowError, iterate_jsonl
+
+log = logging.getLogger(__name__)
 
 TEXT_TABLES = (".csv", ".tsv")
 """Formats in which each value is a text."""
@@ -64,9 +67,12 @@ def iterate_file(path: str | Path, nan_is_null: bool = False, leave_out: LeaveOu
         leave_out(problem)
 
     files = data_files(path)
+    without = [file for file in files if file.is_file() and not file.stat().st_size] if len(files) > 1 else []
+    if without:  # Spark writes such files, and so do downloads that fail
+        log.warning("%s: %d of %d files are empty, such as %s", path, len(without), len(files), without[0].name)
     for file in files:
-        if len(files) > 1 and file.is_file() and not file.stat().st_size:
-            continue  # as Spark writes for a part without rows
+        if file in without:
+            continue
         for row in _rows(file, nan_is_null, left_out):
             empty = False
             yield row
