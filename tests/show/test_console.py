@@ -48,8 +48,10 @@ def test_the_display_says_what_is_trained_and_how_it_goes(tmp_path):
     text = "\n".join(drawn(dashboard, 100, 30))
     for words in ("tiny", "Tiny-1M", "1.0M parameters", "cpu", "step 5/20", "evaluation 50.0%", "800 tokens/s"):
         assert words in text
-    for words in ("generate 36%", "other 9%", "1m 22s left"):
+    for words in ("generate 36%", "other 9%", "1m 22s left", "1 s so far"):
         assert words in text
+    dashboard.ended = True
+    assert not any(words in "\n".join(drawn(dashboard, 100, 30)) for words in ("left", "so far"))
 
 
 def test_a_number_that_is_not_finite_is_shown_as_such_until_it_is_finite_again(tmp_path):

@@ -4,6 +4,7 @@
 ...     import peft
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -41,6 +42,8 @@ class MissingExtraError(ConfigError):
 def extra(name: str, purpose: str) -> Iterator[None]:
     """Raise ``MissingExtraError`` if an import of the extra's packages inside the block fails. ``purpose``: the setting
     or part that needs them."""
+    if name in ("lora", "qlora"):  # bitsandbytes, which PEFT imports, notes that a product is missing that isn't used
+        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         yield
     except ImportError as error:

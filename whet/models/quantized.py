@@ -7,7 +7,6 @@ are not used, because on CPUs with AVX512-BF16 they also round the scales, but o
 and gradients would disagree.
 """
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -130,8 +129,6 @@ def quantize(model: "PreTrainedModel", dtype: torch.dtype) -> None:
 
 def _import_operations() -> None:
     with extra("qlora", "model.lora.quantize"):
-        # It notes that a faster product is missing, which is not used here.
-        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
         import bitsandbytes
 
         assert bitsandbytes.__version__, "the import registers torch.ops.bitsandbytes"

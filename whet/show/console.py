@@ -95,6 +95,7 @@ class ConsoleWriter(Sink):
 
     def close(self) -> None:
         if self._live:
+            self.dashboard.ended = True
             self._live.transient = self.dashboard.empty  # a run that failed to start has nothing to show
             self._live.stop()
             self._live = None

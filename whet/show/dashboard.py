@@ -39,6 +39,7 @@ class Dashboard:
         self._lock = threading.Lock()  # one thread adds metrics, another draws the display
         self._since = progress.now()
         self.step = 0
+        self.ended = False  # nothing is in progress any more
         self.facts = RunFacts.of(folder, recipe)
 
     @property
@@ -151,8 +152,8 @@ class Dashboard:
 
     def _bottom(self, width: int) -> Text:
         waited = self._progress.now() - self._since
-        left = self._last.get("time/eta")
-        now = escape_controls(self._progress.text())
+        left = None if self.ended else self._last.get("time/eta")
+        now = "" if self.ended else escape_controls(self._progress.text())
         whole = f"  {duration(max(0.0, left - waited))} left in all" if isinstance(left, int | float) else ""
         room = max(6, width - len(now) - len(whole) - 4)
         line = Text(" ", no_wrap=True, overflow="crop")

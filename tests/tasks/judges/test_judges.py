@@ -262,9 +262,17 @@ def test_a_number_in_another_notation_is_not_a_grade(said: str) -> None:
         grade(judged(lambda _: said, low=-5, high=5)[0], "an answer")
 
 
-@pytest.mark.parametrize("said", ["Grade: 9", "Grade: five", "I grade: 4 stars", ""])
-def test_a_grade_out_of_range_is_rejected(said: str) -> None:
-    with pytest.raises(JudgeError):
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("Grade: 9", "its grade 9 is not between 1 and 5"),
+        ("Grade: five", "no verdict in 'Grade: five'"),
+        ("I grade: 4 stars", "no verdict in"),
+        ("", "no verdict in ''"),
+    ],
+)
+def test_a_reply_without_a_grade_in_the_range_is_rejected(said: str, problem: str) -> None:
+    with pytest.raises(JudgeError, match=problem):
         grade(judged(lambda _: said)[0], "an answer")
 
 

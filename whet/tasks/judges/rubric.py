@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from whet.base.errors import ConfigError, DataError
 from whet.config.issues import did_you_mean
 from whet.core.types import Task
+from whet.fetch.http import UnansweredError
 from whet.tasks.base import MORE_REPLIES
 from whet.tasks.episodes import graded
 from whet.tasks.judges.config import Judge
@@ -205,7 +206,9 @@ class JudgedEnvironments(JudgeEnvironments):
 
         def read(reply: str) -> float | None:
             grade = _only([float(grade.replace("−", "-")) for grade in _GRADE.findall(reply)])
-            return grade if grade is not None and tasks.low <= grade <= tasks.high else None
+            if grade is not None and not tasks.low <= grade <= tasks.high:
+                raise UnansweredError(f"its grade {grade:g} is not between {tasks.low:g} and {tasks.high:g}")
+            return grade
 
         grade = await self.client.ask(asked(text), read, task.uid, whole=True)
         return (grade - tasks.low) / (tasks.high - tasks.low)
