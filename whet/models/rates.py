@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 Multiplies = Literal["float32", "bfloat16"]
 
 GAIN = 1.5  # minimum gain of bfloat16; with a smaller one the choice could differ from run to run
-_FASTER = 1.1  # how much faster "medium" must be to be chosen over "highest" for products in float32
+_FASTER = 1.25  # minimum gain of "medium" in float32: it is 1.6 on AMD's processors and 1.0 on Intel's
 _ACCURACY = 2.0  # how many times the error of "highest" it may have
 _BATCHED = 0.1  # share of attention's products in the operations of a small model on short texts
+_ROUNDS = 10  # in which both take turns; the fastest counts, so that a pause of the machine changes nothing
 _LEAST_ROUNDS = 2  # the first round also initialises kernels
 _MOST_WORK = 4e8  # maximum number of operations of a product on a CPU
 _ROWS = {"cpu": (64, 512), "cuda": (256, 8192)}  # tokens of a forward pass: decoding, training
@@ -138,32 +139,40 @@ def measure(shapes: Shapes, device: str = "cpu", seconds: float = 0.5) -> Rates:
 @cache
 def fastest_matmul_precision() -> str:
     """Return ``highest`` or ``medium`` (torch.set_float32_matmul_precision), the faster one in float32 on this CPU,
-    measured once per process in about 0.1 s. The two use different libraries, and which is faster depends on the
+    measured once per process in about 0.2 s. The two use different libraries, and which is faster depends on the
     machine. If "medium" rounds to bfloat16, its error shows in the measurement and it is not chosen."""
-    before = torch.get_float32_matmul_precision()
+    before, names, layer = torch.get_float32_matmul_precision(), ("highest", "medium"), _layer()
     try:
-        measured = {name: _time_float32(name) for name in ("highest", "medium")}
+        rounds = [[_time_float32(name, *layer) for name in names] for _ in range(_ROUNDS)]
+        error, rough = (_error_float32(name, *layer) for name in names)
     finally:
         torch.set_float32_matmul_precision(before)
-    (slow, error), (fast, rough) = measured["highest"], measured["medium"]
+    slow, fast = map(min, zip(*rounds, strict=True))
     return "medium" if fast * _FASTER < slow and rough < _ACCURACY * error else "highest"
 
 
-def _time_float32(name: str, width: int = 576, inner: int = 1536, rows: int = 512) -> tuple[float, float]:
-    """Return (seconds, relative error) of a linear layer (of a small model), forward and backward; the fastest of a few
-    runs."""
+def _time_float32(name: str, x: Tensor, weight: Tensor) -> float:
+    """Return the seconds of a linear layer, forward and backward."""
     torch.set_float32_matmul_precision(name)
+    begun = time.perf_counter()
+    result = linear(x, weight)
+    torch.autograd.grad(result, [x, weight], result.detach())
+    return time.perf_counter() - begun
+
+
+@torch.no_grad()
+def _error_float32(name: str, x: Tensor, weight: Tensor) -> float:
+    """Return the relative error of a linear layer for a part of its inputs."""
+    torch.set_float32_matmul_precision(name)
+    exact = linear(x[:64].double(), weight.double())
+    return float((linear(x[:64], weight) - exact).norm() / exact.norm())
+
+
+def _layer(width: int = 576, inner: int = 1536, rows: int = 512) -> tuple[Tensor, Tensor]:
+    """Return the inputs and the weights of a linear layer of a small model."""
     random = torch.Generator().manual_seed(0)
     x = torch.randn(rows, width, generator=random, requires_grad=True)
-    weight = torch.randn(inner, width, generator=random, requires_grad=True)
-    seconds, result = [], Tensor()
-    for _ in range(4):
-        begun = time.perf_counter()
-        result = linear(x, weight)
-        torch.autograd.grad(result, [x, weight], result.detach())
-        seconds.append(time.perf_counter() - begun)
-    exact = linear(x.detach().double(), weight.detach().double())
-    return min(seconds), float((result.detach() - exact).norm() / exact.norm())
+    return x, torch.randn(inner, width, generator=random, requires_grad=True)
 
 
 @dataclass(frozen=True, slots=True)
