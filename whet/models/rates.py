@@ -138,9 +138,10 @@ def measure(shapes: Shapes, device: str = "cpu", seconds: float = 0.5) -> Rates:
 
 @cache
 def fastest_matmul_precision() -> str:
-    """Return ``highest`` or ``medium`` (torch.set_float32_matmul_precision), the faster one in float32 on this CPU,
-    measured once per process in about 0.2 s. The two use different libraries, and which is faster depends on the
-    machine. If "medium" rounds to bfloat16, its error shows in the measurement and it is not chosen."""
+    """Return ``medium`` (torch.set_float32_matmul_precision) if it is clearly faster than ``highest`` in float32 on
+    this CPU, else ``highest``; measured once per process in about 0.3 s. The two use different libraries, and which is
+    faster depends on the machine. If "medium" rounds to bfloat16, its error shows in the measurement and it is not
+    chosen."""
     before, names, layer = torch.get_float32_matmul_precision(), ("highest", "medium"), _layer()
     try:
         rounds = [[_time_float32(name, *layer) for name in names] for _ in range(_ROUNDS)]
