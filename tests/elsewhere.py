@@ -14,6 +14,7 @@ import whet  # noqa: F401 before torch, as in every program
 import pytest
 import torch
 import torch.utils._device
+from torch import library as operators
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -131,10 +132,10 @@ def choose_device(name: str = "auto", rank: int = 0) -> torch.device:
 
 def use() -> None:
     """Have learners and generators of this process compute on the device."""
-    global _fallbacks
-    _fallbacks = torch.library.Library("_", "IMPL")
+    global _fallbacks  # torch forgets them with this object
+    _fallbacks = operators.Library("_", "IMPL")
     _fallbacks.fallback(compute, "PrivateUse1")
-    _fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    _fallbacks.fallback(operators.fallthrough_kernel, "AutocastPrivateUse1")
     torch.tensor = _tensor
     for module in (devices, worker, run):
         module.choose_device = choose_device  # type: ignore[attr-defined]
