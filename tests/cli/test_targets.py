@@ -1,7 +1,10 @@
 """A task set as the argument of a command has the settings that are given and its own defaults."""
 
+import pytest
+
 from tests.toy import Lowercase
 from whet.cli.arguments import recipe_of
+from whet.config import RecipeError
 from whet.tasks.math.arithmetic import Arithmetic
 
 
@@ -14,3 +17,19 @@ def test_a_task_set_has_its_own_defaults_and_not_the_settings_of_the_quickstart(
     assert recipe_of("quickstart", ["data.digits=3"]).taskset == Arithmetic.model_validate(
         recipe_of("quickstart", []).taskset.model_dump() | {"digits": 3}
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "message"),
+    [
+        ("arithmetic", ["digits=x"], "override 1 (digits=x): digits: expected a whole number, got text 'x'"),
+        ("arithmetic", ["digits=2", "digit=3"], "override 2 (digit=3): digit: unknown key. Did you mean 'digits'?"),
+        ("nowhere:Tasks", [], "nowhere:Tasks: data: there is no module 'nowhere'"),
+    ],
+)
+def test_a_mistake_in_a_setting_of_a_task_set_has_the_place_where_it_was_written(
+    target: str, changes: list[str], message: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe_of(target, changes)
+    assert str(caught.value).startswith(message)

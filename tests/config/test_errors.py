@@ -287,7 +287,7 @@ def test_a_mistyped_run_folder_names_the_nearest_run(in_empty_folder):
 
 def test_a_missing_file_names_the_nearest_file(in_empty_folder):
     (in_empty_folder / "mine.yaml").write_text("steps: 3\n")
-    with pytest.raises(RecipeError, match=r"mien.yaml: there is no such file .* Did you mean 'mine.yaml'\?"):
+    with pytest.raises(RecipeError, match=r"mien.yaml: there is no such file\. Did you mean 'mine.yaml'\?"):
         load(Settings, "mien.yaml", search=in_empty_folder)
 
 

@@ -1,6 +1,7 @@
 """A run folder that an earlier version wrote is resumed, evaluated, shown and exported."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.toy import toy_recipe
+from whet.base.errors import ConfigError
+from whet.base.files import digest
 from whet.cli.main import main
+from whet.lineage.record import Record, Session
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.run import run
 
@@ -51,10 +55,26 @@ def whet(*words: str) -> None:
 
 def test_it_is_resumed(earlier: Path) -> None:
     whet("resume", str(earlier), "steps=3")
-    assert "recipe.yaml lacks profile, which take their defaults" in (earlier / "log.txt").read_text()
+    assert (
+        "recipe.yaml lacks devices.cost_per_hour, profile, evaluation.consensus, which take"
+        in (earlier / "log.txt").read_text()
+    )
     steps = [line["step"] for line in read_metrics(earlier / "metrics.jsonl") if line["kind"] == "train"]
     assert steps[-3:] == [1, 2, 3]
     assert json.loads((earlier / "lineage.json").read_text())["sessions"]
+
+
+@pytest.mark.parametrize("last", ["retries", "rollouts", "checkpoints"])
+def test_a_recipe_that_was_cut_after_the_run_wrote_it_is_refused(earlier: Path, last: str) -> None:
+    path = earlier / "recipe.yaml"
+    whole = path.read_text()
+    record = Record(kind="run", folder=str(earlier), sessions=(Session.now(),), recipe=digest(path))
+    record.write(earlier)
+    path.write_text(re.sub(rf"(?s)(\n *{last}:).*", "\n", whole))
+    with pytest.raises(ConfigError, match=r"recipe.yaml was cut or edited: it lacks .*Put the file back"):
+        run.resume(earlier, ["steps=3"])
+    path.write_text(whole)
+    assert run.resume(earlier, ["steps=3"]) == earlier
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,19 @@ from typing import Any
 import pytest
 
 from tests.toy import Lowercase, toy_recipe, write_recipe
+from whet.base.errors import ConfigError
 from whet.base.files import digest
 from whet.cli.main import main
 from whet.core.types import Episode, Span, Task, Trajectory
 from whet.fetch.artifacts import register
 from whet.fetch.images import open_image
+from whet.rollouts.blend import Blend, Part
+from whet.rollouts.sampling import Limits, Sampling
+from whet.run.evaluation import EvaluationSet
+from whet.run.remote_model import check_for_endpoint
 from whet.run.scores import Report, counts
 from whet.show.evaluation import print_reports
+from whet.tasks.math.arithmetic import Arithmetic
 
 Answer = tuple[int, Any]
 
@@ -303,6 +309,13 @@ def test_sets_with_different_numbers_of_answers_share_no_measure_of_one_number(
     row = next(line for line in shown.splitlines() if "four" in line)
     assert [cell.strip() for cell in row.strip("│ ").split("│")][:4] == ["four", "10", "4", "50.0%"]
     assert "100.0%" in row
+
+
+def test_thinking_of_an_environment_of_a_blend_is_refused_for_an_endpoint() -> None:
+    part = Part(taskset=Arithmetic(), sampling=Limits(thinking="off"))
+    blend = EvaluationSet(data=Blend(of={"plain": Part(taskset=Arithmetic()), "sums": part}))
+    with pytest.raises(ConfigError, match=r"^data.of.sums.sampling.thinking and .* which an endpoint doesn't allow"):
+        check_for_endpoint(Sampling(), {"": blend})
 
 
 def test_wrong_words_are_refused(

@@ -7,7 +7,7 @@ from typing import Any, Literal, Optional
 import pytest
 from pydantic import BaseModel
 
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, DataError
 from whet.tools.source import Functions
 from whet.tools.tool import Tool, ToolError, tool, tools_of
 
@@ -113,6 +113,18 @@ def test_no_more_of_a_result_is_read_than_is_shown() -> None:
         return [1] * 1_000_000
 
     assert run(tool(many), {}, limit=5) == "[1, 1\n[the rest is left out]"
+
+
+def test_an_iterator_of_values_that_are_not_texts_is_refused_in_words() -> None:
+    def numbers() -> Any:
+        """Count."""
+        yield "1, "
+        yield 2
+
+    with pytest.raises(
+        DataError, match=r"the tool numbers: an iterator as its result must give texts, not 2; return a list"
+    ):
+        run(tool(numbers), {})
 
 
 class Counter:

@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from typer.models import ArgumentInfo
 
+    from whet.config.issues import ConfigIssue
     from whet.run.recipe import Recipe
 
 RecipeArgument = Annotated[
@@ -74,17 +75,29 @@ def recipe_of(target: str, changes: list[str]) -> "Recipe":
     otherwise its own defaults."""
     from whet.base.errors import ConfigError
     from whet.config import load
-    from whet.config.issues import nearest
+    from whet.config.issues import RecipeError, nearest
     from whet.config.loading import load_overrides, recipe_names
     from whet.run.recipe import Recipe
     from whet.tasks.base import TASK_SETS
 
     if target in TASK_SETS or ":" in target:
         settings = [f"data={target}", *(f"data.{change}" for change in changes)]
-        return load_overrides(Recipe, [*settings, "model=smollm2-135m-instruct", "algorithm=grpo", "steps=1"])
+        try:
+            return load_overrides(Recipe, [*settings, "model=smollm2-135m-instruct", "algorithm=grpo", "steps=1"])
+        except RecipeError as error:  # the user has written no ``data.``
+            raise RecipeError([_of_task_set(issue, target, changes) for issue in error.issues]) from None
     near = nearest(target, [*TASK_SETS, *recipe_names()])
     if near in TASK_SETS and not Path(target).exists():
         raise ConfigError(
             f"{target!r} is not a task set, a recipe or a run folder. Did you mean the task set {near!r}?"
         )
     return load(Recipe, target, changes).value
+
+
+def _of_task_set(issue: "ConfigIssue", target: str, changes: list[str]) -> "ConfigIssue":
+    """Return a mistake in the settings of a task set with the key and the place that the user has written."""
+    from dataclasses import replace
+
+    written = {f"override {n + 1} (data.{change})": f"override {n} ({change})" for n, change in enumerate(changes, 1)}
+    where = ({f"override 1 (data={target})": target} | written).get(issue.where, issue.where)
+    return replace(issue, key=issue.key.removeprefix("data."), where=where)

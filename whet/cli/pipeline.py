@@ -39,6 +39,10 @@ def pipeline(
     from whet.config import list_recipes
     from whet.pipeline.config import SHIPPED
 
+    if list_all and file:
+        raise ConfigError(
+            f"--list takes no other words, and got {shlex.join([file, *(overrides or [])])}; leave them out"
+        )
     if list_all or not file:
         descriptions = list_recipes(SHIPPED)
         if not list_all:

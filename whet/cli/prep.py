@@ -34,12 +34,15 @@ def prep(
     """Check, deduplicate and split rows of several sources. For example: whet prep blend.yaml --out prepared"""
     import sys
 
+    from whet.base.errors import ConfigError
     from whet.base.scratch import Scratch
     from whet.config import load
     from whet.prep.config import PrepConfig
     from whet.prep.prepare import prepare
     from whet.show.heartbeat import Heartbeat
 
+    if blend.is_dir():
+        raise ConfigError(f"{blend} is a folder; name the YAML file that lists the sources of rows")
     config = load(PrepConfig, blend, overrides or []).value
     heartbeat = Heartbeat(f"{blend.stem}, into {out}", stream=sys.stderr if as_json else None)
     with Scratch("prep") as scratch, heartbeat:

@@ -147,7 +147,8 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
         if MODEL_ID.fullmatch(str(source)) and not path.parent.is_dir():
             message = f"there is no such file or run folder. A model is a setting of a recipe: RECIPE model={source}"
             raise RecipeError([ConfigIssue("", str(source), message)])
-        what = "is a folder without a recipe.yaml" if path.is_dir() else "there is no such file or run folder"
+        missing = "there is no such file" + " or run folder" * (path.suffix not in (".yaml", ".yml", *DATA_FILES))
+        what = "is a folder without a recipe.yaml" if path.is_dir() else missing
         raise RecipeError([ConfigIssue("", str(source), f"{what}.{did_you_mean(path.name, near)}")])
     names = recipe_names(search)
     if str(source) in names:

@@ -319,7 +319,7 @@ async def evaluate_on(
         PROGRESS.begin("evaluating")
         if address is not None:
             check_has_no_own_judge(sets)
-            check_for_endpoint(recipe.sampling)
+            check_for_endpoint(recipe.sampling, sets)
             remote: Any = RemoteModel(*address)
             closing.closes("the client of the endpoint", remote.close)
             nothing: Any = None  # the endpoint renders

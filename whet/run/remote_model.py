@@ -1,7 +1,7 @@
 """A model behind an OpenAI-compatible endpoint that is evaluated: episodes send it messages instead of tokens."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -13,9 +13,11 @@ from whet.core.content import Part, content_of, image_urls, text_of
 from whet.core.types import Message, Span
 from whet.endpoint.request import incoming, outgoing
 from whet.engines.base import Completion
+from whet.rollouts.blend import Blend
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import LimitReached, Recording, Reply, Schemas, Session
 from whet.rollouts.watched import Watch
+from whet.run.evaluation import EvaluationSet
 
 if TYPE_CHECKING:
     import httpx
@@ -89,13 +91,18 @@ class RemoteModel:
         await self._http.close()
 
 
-def check_for_endpoint(sampling: Sampling) -> None:
-    """Raise ``ConfigError`` for settings of sampling that only a model which samples tokens can follow."""
-    if sampling.controls_thinking:
-        raise ConfigError(
-            "sampling.thinking and sampling.thinking_budget write into the model's reply, which an endpoint doesn't "
-            "allow; leave them out (sampling.thinking=null sampling.thinking_budget=null), and set the endpoint's own"
-        )
+def check_for_endpoint(sampling: Sampling, sets: Mapping[str, EvaluationSet]) -> None:
+    """Raise ``ConfigError`` for settings of sampling, also of an environment of a blend, that only a model which
+    samples tokens can follow."""
+    blends = [each.data.of for each in sets.values() if isinstance(each.data, Blend)]
+    parts = {f"data.of.{name}.": part.sampling.under(sampling) for of in blends for name, part in of.items()}
+    for where, settings in {"": sampling, **parts}.items():
+        if settings.controls_thinking:
+            names = [f"{where}sampling.{name}" for name in ("thinking", "thinking_budget")]
+            raise ConfigError(
+                f"{' and '.join(names)} write into the model's reply, which an endpoint doesn't allow; leave them out "
+                f"({' '.join(f'{name}=null' for name in names)}), and set the endpoint's own"
+            )
 
 
 def parse_address(address: str, key_variable: str) -> tuple[str, str, str | None]:

@@ -5,14 +5,14 @@ import asyncio
 import logging
 import shlex
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from whet.algorithms.base import OnlineAlgorithm
 from whet.base.closing import Closing
-from whet.base.errors import GeneratorError, WorkerError
-from whet.base.files import remove_leftovers, write_atomically
+from whet.base.errors import ConfigError, DataError, GeneratorError, WorkerError
+from whet.base.files import remove_leftovers, unchanged, write_atomically
 from whet.base.progress import PROGRESS
 from whet.base.strict_json import JsonObject
 from whet.chat.renderer import Renderer
@@ -23,8 +23,10 @@ from whet.checkpoint.store import CheckpointStore
 from whet.cluster.base import Cluster
 from whet.cluster.lease import Devices, TenantGroup
 from whet.config import dump_yaml, load
+from whet.config.tree import DEFAULT, dotted, from_plain
 from whet.config.yaml_text import parse_mapping
 from whet.lineage.reading import record_run
+from whet.lineage.record import read_record
 from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
 from whet.metrics.sinks.jsonl import truncate_after
@@ -63,10 +65,27 @@ def resume(
     """Resume from the newest intact checkpoint or, with a warning, from the beginning if there is none yet."""
     folder = folder.absolute()
     path = folder / "recipe.yaml"
-    recipe = load(Recipe, path, list(overrides)).value
-    written = parse_mapping(path.read_text("utf-8"), str(path))
-    lacking = [name for name in recipe.model_dump() if name not in written]  # a run writes all of them
-    return _train(recipe, folder, resuming=True, asked=stop, on_step=on_step, lacking=lacking)
+    loaded = load(Recipe, path, list(overrides))
+    written = from_plain(parse_mapping(path.read_text("utf-8"), str(path)))
+    keys = [tuple(key.split(".")) for key, origin in loaded.origins.items() if origin == DEFAULT]
+    rests = {key: written.find(key)[1] for key in keys}  # a run writes all settings
+    lacking = list(dict.fromkeys(dotted(key[: len(key) - len(rest) + 1]) for key, rest in rests.items() if rest))
+    if lacking:
+        _check_as_written(folder, lacking)
+    return _train(loaded.value, folder, resuming=True, asked=stop, on_step=on_step, lacking=lacking)
+
+
+def _check_as_written(folder: Path, lacking: Sequence[str]) -> None:
+    """Raise ``ConfigError`` if the recipe, which lacks some settings, is not as the run wrote it. An earlier version of
+    whet may have written it without them."""
+    path = folder / "recipe.yaml"
+    with suppress(DataError):  # of a damaged record, which is named later
+        if (record := read_record(folder)) is not None and record.recipe and not unchanged(path, record.recipe):
+            names = ", ".join(lacking[:5]) + ", ..." * (len(lacking) > 5)
+            raise ConfigError(
+                f"{path} was cut or edited: it lacks {names}, which would take defaults. Put the file back; settings "
+                f"are changed as in: whet resume {shlex.quote(str(folder))} KEY=VALUE"
+            )
 
 
 def _train(

@@ -7,6 +7,7 @@ function runs. Results with images, of Pillow or of MCP's servers, become parts 
 import inspect
 import json
 import re
+import reprlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -17,7 +18,7 @@ from pydantic.errors import PydanticUndefinedAnnotation
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ArgsKwargs, to_jsonable_python
 
-from whet.base.errors import ConfigError, DataError
+from whet.base.errors import ConfigError, DataError, naming
 from whet.base.extras import extra
 from whet.base.strict_json import JsonObject
 from whet.core.content import Content, Part
@@ -59,8 +60,8 @@ class Tool:
 def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
     """Return the tool of a function, sync or async. Its docstring describes it to the model and, below ``Args:``, its
     arguments. A sync function runs on a separate thread. The result is shown as text if it is one, else as JSON; an
-    iterator of texts is read until the limit of characters. An image of Pillow, or a list of texts and such images, is
-    shown as it is.
+    iterator, which must give texts, is read until the limit of characters. An image of Pillow, or a list of texts and
+    such images, is shown as it is.
 
     Raises ``ConfigError`` for a function without a docstring, or with a parameter without a type or a name.
     """
@@ -70,11 +71,16 @@ def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
 
     async def run(arguments: dict[str, object], limit: int) -> Content:
         call = partial(function, **interface.checked(arguments))
+
+        def show(result: object) -> Content:
+            with naming(f"the {name}"):
+                return shown(result, limit)
+
         if not inspect.iscoroutinefunction(function):
 
             def work() -> Content | Awaitable[object]:
                 result = call()
-                return result if inspect.isawaitable(result) else shown(result, limit)
+                return result if inspect.isawaitable(result) else show(result)
 
             output = await run_in_thread(work, name)
             if isinstance(output, str | list):
@@ -82,7 +88,7 @@ def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
             result = await output  # a plain function that returns a coroutine
         else:
             result = await call()
-        return await run_in_thread(lambda: shown(result, limit), name)
+        return await run_in_thread(lambda: show(result), name)
 
     return Tool(interface.name, interface.description, interface.parameters, run, ordered)
 
@@ -115,6 +121,10 @@ def bounded(result: object, limit: int) -> str:
 def _joined(parts: Iterable[str], limit: int) -> str:
     text = ""
     for part in parts:
+        if not isinstance(part, str):
+            raise DataError(
+                f"an iterator as its result must give texts, not {reprlib.repr(part)}; return a list of them"
+            )
         text += part[: limit + 1 - len(text)]
         if len(text) > limit:
             return f"{text[:limit]}\n[the rest is left out]"
