@@ -107,7 +107,18 @@ def test_the_last_closed_box_counts(text, boxed):
         ("3 1/2", "3.5", True),
         ("3\\frac12", "\\frac{7}{2}", True),
         ("0.\\overline{3}", "1/3", True),
+        ("0.\\bar3", "1/3", True),
+        ("0.\\overline 3", "1/3", True),
         ("0.333", "1/3", False),
+        ("0.333...", "1/3", True),
+        ("0.1666\\ldots", "\\frac16", True),
+        ("0.333...", "0.333", False),
+        ("0.33...", "1/3", False),
+        ("0.3332...", "1/3", False),
+        ("5 and a half", "\\frac{11}{2}", True),
+        ("5\\text{ and a half}", "5.5", True),
+        ("5 and a half", "5", False),
+        ("2.5 and a half", "3", None),
         ("0.3333333", "1/3", True),
         ("145°", "145", True),
         ("145", "145^\\circ", True),
@@ -181,6 +192,16 @@ def test_votes_for_different_numbers_of_a_base_are_different():
     written = ["1A_{16}", "2B_{16}", "-2B_{16}", "101_2", "101", "10"]
     assert len(set(map(canonical, written))) == len(written)
     assert canonical("1A_{16}") == canonical("1a_{\\text{sixteen}}") == canonical("01A_{16}")
+
+
+def test_votes_are_equal_where_the_grader_finds_the_answers_equal():
+    assert canonical("10 m", "10 km") == canonical("0.01", "10 km") != canonical("10 km", "10 km")
+    assert canonical("10000 m", "10 km") == canonical("10", "10 km") == canonical("10 km", "10 km")
+    assert len({canonical(given, "10 km") for given in ("10", "10 kg", "10 s")}) == 3
+    assert canonical("10 apples", "10") == canonical("10", "10")
+    assert canonical("84/2", "42") != canonical("42", "42")
+    assert canonical("6/8", "3/4") == canonical("3/4", "3/4")
+    assert canonical("0.333...", "1/3") == canonical("1/3", "1/3")
 
 
 @given(st.text(max_size=200))
@@ -370,6 +391,9 @@ def test_hostile_answers_are_just_wrong(grader, hostile, tmp_path, monkeypatch):
         ("\\frac{d}{dx} x^2", "2x", 0),
         ("x", "|x|", 0),
         ("\\exp(x)", "e^x", 1),
+        ("\\log_e 2", "\\ln 2", 1),
+        ("\\log_{\\mathrm{e}}(2)", "\\ln 2", 1),
+        ("\\log_2 2", "\\ln 2", 0),
         ("x + 15_7", "x + 15", 0),
         ("\\not= 192", "192", 0),
         ("x \\neq 192", "192", 0),

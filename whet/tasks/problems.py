@@ -69,7 +69,7 @@ class BoxedProblems(SplitTasks[GoldAnswer], ABC):
 
     def stated(self, task: Task[GoldAnswer], answer: str) -> str | None:
         given = self.grader.extract(answer)
-        return None if given is None else canonical(given)
+        return None if given is None else canonical(given, task.data.answer)
 
     def cases(self) -> Sequence[Case]:
         """Return cases of the first training task."""

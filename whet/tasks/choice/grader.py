@@ -42,7 +42,10 @@ _ALTERNATIVE = re.compile(
     re.IGNORECASE,
 )
 _A_WORD = re.compile(r"(?:a|I) [a-z]{2}")  # "a guess", "I think"
-_WITH_REASON = re.compile(r"\W*([A-Za-z])\W?,?\s+(?:because|since|as(?! (?:well|much) as)|for)\b", re.IGNORECASE)
+_WHY = r"\W?,?\s+(because|since|as(?! (?:well|much) as)|for)\b"
+_WITH_REASON = re.compile(rf"\W*([A-Za-z]){_WHY}(.*)", re.IGNORECASE | re.DOTALL)
+_REASONED = re.compile(rf"\b([A-Z])\b{_WHY}", re.IGNORECASE)
+_LETTER = re.compile(r"\b([A-HJ-Z]|I(?! [a-z]))\b")
 _LONGEST = 20_000  # characters, the last ones of an answer, in which the letter is looked for
 _SECONDS = 1.0  # limit of one search with a user's pattern
 
@@ -61,7 +64,7 @@ def chosen(answer: str, options: Mapping[str, str], mode: Mode, pattern: str | N
     """
     answer = answer[-_LONGEST:]
     if mode == "regex":
-        text = _last_match(answer, compiled(pattern or ""))
+        text = _last_match(answer, compiled(pattern or ""), options)
     elif mode == "line":
         text = _last_line(answer)
         boxed = last_boxed(text or "")
@@ -74,9 +77,18 @@ def chosen(answer: str, options: Mapping[str, str], mode: Mode, pattern: str | N
     if mode != "regex":
         named = _CALLED.sub("", named, count=1) if _CALLED.match(named) else named
     if mode in ("line", "regex") and (reason := _WITH_REASON.match(named)):
+        if _is_one_of_several(reason, options):
+            return None
         named = reason[1]
     letter = _labelled(named, options, any_case=mode in ("line", "regex"))
     return letter or (_by_text(named, options) if mode != "boxed" else None)
+
+
+def _is_one_of_several(reason: re.Match[str], options: Mapping[str, str]) -> bool:
+    """Return whether a letter with a reason is one of several answers: "B because of x, C because of y", or "B for
+    short texts, else C", where "for" begins a case in place of a reason."""
+    others = [*_REASONED.finditer(reason[3]), *(_LETTER.finditer(reason[3]) if reason[2].lower() == "for" else ())]
+    return any(match[1].upper() in options and match[1].upper() != reason[1].upper() for match in others)
 
 
 def compiled(pattern: str) -> "regex.Pattern[str]":
@@ -97,7 +109,7 @@ def _last_line(answer: str) -> str | None:
     return None
 
 
-def _last_match(answer: str, pattern: "regex.Pattern[str]") -> str | None:
+def _last_match(answer: str, pattern: "regex.Pattern[str]", options: Mapping[str, str]) -> str | None:
     matches = [*pattern.finditer(answer, timeout=_SECONDS, concurrent=True)]
     if not matches:
         return None
@@ -105,6 +117,8 @@ def _last_match(answer: str, pattern: "regex.Pattern[str]") -> str | None:
     text, rest = (matches[-1][group] or "").strip(), answer[matches[-1].end(group) :]
     if len(text) == 1 and (rest[:1].isalnum() or _ALTERNATIVE.match(rest) or _A_WORD.match(text + rest)):
         return None  # the first letter of a word, or the first of several letters
+    if len(text) == 1 and (reason := _WITH_REASON.match(text + rest.split("\n")[0])):
+        return None if _is_one_of_several(reason, options) else text
     return text
 
 

@@ -21,7 +21,7 @@ from whet.tasks.math.formulas import Unreadable
 from whet.tasks.math.notation import last_boxed as last_boxed
 from whet.tasks.math.notation import squeezed, tidy
 from whet.tasks.math.restated import judge, restates
-from whet.tasks.math.written_numbers import equal, read_number
+from whet.tasks.math.written_numbers import equal, is_open_division, read_number, unit_ratio
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _LAST_NUMBER = re.compile(rf"[+-]?(?:{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?")
@@ -108,20 +108,27 @@ def compare_numbers(given: str, gold: str) -> bool | None:
     return None if left is None or right is None else equal(left, right)
 
 
-def canonical(given: str) -> str:
-    """Return a text that is equal for answers that are written differently but are the same number or text.
+def canonical(given: str, gold: str = "") -> str:
+    """Return a text that is equal for answers that are written differently but are the same number or text. A number
+    without a unit has the gold answer's; a division that is left to compute is returned as it is written.
 
     >>> canonical("1,000.0") == canonical("1000"), canonical("x + 1") == canonical("x+1")
     (True, True)
+    >>> canonical("10 m", "2 km") == canonical("10", "2 km"), canonical("10 m", "2 km") == canonical("0.01", "2 km")
+    (False, True)
+    >>> canonical("84/2", "42"), canonical("6/8", "1/2")
+    ('84/2', '3/4')
     """
     tidied = tidy(given)
-    number = read_number(tidied)
-    if number is None:
+    number, gold_number = read_number(tidied), read_number(tidy(gold))
+    if number is None or (gold_number and is_open_division(number, gold_number)):
         return squeezed(tidied)
     if number.base is not None:
         digits, base = number.base
         return f"{digits} in base {base}"
-    return f"{number.value}{'%' * number.percent}"
+    ratio = unit_ratio(number.unit, gold_number.unit if gold_number else "")
+    value = f"{number.value} {number.unit}" if ratio is None else str(number.value * ratio)
+    return f"{value}{'%' * number.percent}"
 
 
 def prepare() -> None:

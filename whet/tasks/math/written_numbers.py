@@ -273,12 +273,19 @@ def equal(given: Number, gold: Number) -> bool:
     if ratio is None or (given.percent and gold.unit) or (given.unit and gold.percent):
         return False
     value = given.value * ratio
-    if given.form == "fraction" and not given.reduced and (gold.form != "fraction" or gold.value.denominator == 1):
-        return given.value == gold.value and not gold.reduced and gold.form == "fraction"  # an open division
+    if is_open_division(given, gold):
+        return False
     if given.percent != gold.percent:
         hundredths = value / 100 if given.percent else value * 100
         return hundredths == gold.value or (value == gold.value and (gold.percent or abs(value) >= 1))
     return value == gold.value or rounds_to(given, value, gold)
+
+
+def is_open_division(given: Number, gold: Number) -> bool:
+    """Return whether a fraction is a division that is left to compute, as 84/2 is where the gold answer is 42. If the
+    gold answer is such a division itself, it isn't."""
+    is_unreduced = given.form == "fraction" and not given.reduced
+    return is_unreduced and (gold.form != "fraction" or (gold.reduced and gold.value.denominator == 1))
 
 
 def rounds_to(given: Number, value: Fraction, gold: Number) -> bool:
