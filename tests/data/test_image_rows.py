@@ -75,6 +75,17 @@ def test_an_image_in_the_parts_of_a_message(folder: Path, form: str):
     assert row.question == [user(text("How many?"), image(URLS[0]))]
 
 
+def test_images_of_a_column_need_places_where_parts_have_images_too(folder: Path):
+    row = {"messages": [user(image(URLS[0]), text("How many?")), REPLY], "images": ["blue.png"]}
+    with pytest.raises(
+        DataError, match=r"field 'messages' has images in its parts, and the row has 1 more in a column"
+    ):
+        read(folder, Conversation, row)
+    for place in ({"type": "image"}, text("<image>")):
+        (read_row,) = read(folder, Conversation, {**row, "messages": [user(image(URLS[0]), place), REPLY]})
+        assert image_urls(read_row.question) == URLS
+
+
 def test_placeholders_take_the_images_of_the_column_in_order(folder: Path):
     place = {"type": "image", "text": None}
     row = {
