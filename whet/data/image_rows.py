@@ -122,8 +122,8 @@ def _add_places(row: JsonObject, count: int) -> None:
         else:
             if any(map(_is_image, _parts(row[name]))):
                 raise ValueError(
-                    f"field {name!r} has images in its parts, and the row has {count} more in a column without places for "
-                    f'them: leave the column out, or put {{"type": "image"}} or {_MARK} where each belongs'
+                    f"field {name!r} has images in its parts, and the row has {count} more in a column without places "
+                    f'for them: leave the column out, or put {{"type": "image"}} or {_MARK} where each belongs'
                 )
             first = next((i for i, message in enumerate(row[name]) if _by_user(message)), None)
             if first is None:
