@@ -1,9 +1,10 @@
 """Losses, algorithms and presets from outside the package."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from torch import Tensor
 
 from tests.e2e.test_learning import lines
 from tests.losses.batches import random_groups
@@ -12,9 +13,10 @@ from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.grpo import GRPO, GroupAdvantage
 from whet.base.errors import ConfigError, DataError
 from whet.config import dump_yaml, load
-from whet.core.batch import Batch
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.composite import PolicyLoss
 from whet.losses.policy_gradient import PPOClip
+from whet.metrics import Metrics
 from whet.run import run
 from whet.run.recipe import Recipe
 
@@ -80,6 +82,29 @@ def test_columns_that_are_no_set_of_names_are_refused(names: Any) -> None:
         GRPO(loss=Lists())
     with pytest.raises(ConfigError, match=r"advantage = .*ListsToo has `fills` = .*, which must be a set of names"):
         GRPO(advantage=ListsToo())
+
+
+def test_a_unit_that_does_not_exist_is_refused() -> None:
+    class Rows(PolicyLoss):
+        unit: ClassVar[Any] = "row"
+
+    with pytest.raises(
+        ConfigError, match=r"loss = .*Rows has `unit` = 'row', which must be one of 'token', 'sequence'"
+    ):
+        GRPO(loss=Rows())
+
+
+@pytest.mark.parametrize("name", ["reward/mean", "gradient_norm"])
+def test_a_loss_that_records_a_metric_of_the_run_is_an_error(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    class Recorded(PolicyLoss):
+        def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+            values, metrics = super().per_token(output, batch)
+            return values, metrics.mean(name, 500.0)
+
+    recipe = toy_recipe(tiny_model, steps=1, evaluation={"enabled": False})
+    recipe = recipe.model_copy(update={"algorithm": GRPO(group_size=2, loss=Recorded())})
+    with pytest.raises(DataError, match=rf"the metric '{name}' is whet's own, .*: choose another name"):
+        run.start(recipe, tmp_path / "run")
 
 
 def test_a_preset_of_ones_own_is_named_and_changed_as_a_built_in_one_is(tiny_model: Path, tmp_path: Path) -> None:

@@ -86,11 +86,32 @@ def test_a_metric_is_not_called_like_the_loss() -> None:
         Own()(output, batch.weigh("token"))
 
 
-def test_an_output_that_is_not_asked_for_is_named() -> None:
+def test_an_output_or_a_column_that_is_not_asked_for_is_named_with_the_place_of_the_loss() -> None:
+    class Entropy(WeightedLoss):
+        def per_token(self, output: ModelOutput, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+            return at_trained(batch, output.entropy), Metrics()  # type: ignore[arg-type]
+
+    class Surprise(WeightedLoss):
+        def per_token(self, output: ModelOutput, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+            return at_trained(batch, batch.column("surprise")), Metrics()
+
     batch, output = fill(random_groups(0), 0)
     output.entropy = None
-    with pytest.raises(DataError, match=r"is None: a loss names the outputs that it needs in `outputs`"):
-        at_trained(batch, output.entropy)  # type: ignore[arg-type]
+    words = r"is None: a loss names the outputs that it needs in `outputs`"
+    with pytest.raises(DataError, match=rf"^Entropy\.per_token \(.*test_weighted\.py:\d+\): .* {words}"):
+        Entropy()(output, batch)
+    with pytest.raises(
+        DataError, match=r"^Surprise\.per_token \(.*test_weighted\.py:\d+\): the column 'surprise' is not"
+    ):
+        Surprise()(output, batch)
+
+
+def test_metrics_under_names_that_another_part_uses_are_refused() -> None:
+    with pytest.raises(DataError, match=r"'accuracy' is whet's own, .*: choose another name"):
+        Metrics().mean("accuracy", 3.0, 4.0).join(Metrics().mean("accuracy", 1.0))
+    assert Metrics().mean("a", 3.0, 4.0).join(Metrics().max("b", 1.0)).result() == {"a": 0.75, "b": 1.0}
+    with pytest.raises(DataError, match="the name of a metric must be a text, not 3"):
+        Metrics().mean(3, 1.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("changed", ["logprobs", "advantages", "surprise"])

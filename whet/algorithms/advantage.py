@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from whet.base.errors import DataError
+from whet.base.errors import DataError, naming
 from whet.base.lazy import Tensor, torch
 from whet.config import Config
 from whet.core.batch import Axis, Batch
 from whet.core.in_place import unchanged
 from whet.losses.kl import KL
-from whet.processes.user_code import place_of
+from whet.processes.user_code import place_of, place_of_user
 
 Std = Literal["sample", "population"]
 
@@ -78,7 +78,7 @@ class Advantage(Config, ABC):
         """Return ``estimate(batch)``. Raises ``DataError`` if that is anything but one finite number for each trained
         token or its sequence, or if the batch was changed."""
         where = place_of(type(self), "estimate")
-        with unchanged(batch, where):
+        with unchanged(batch, where), naming(place_of_user(type(self), "estimate")):
             credit: object = self.estimate(batch)
         if not isinstance(credit, Credit):
             what = "None" if credit is None else f"a {type(credit).__name__}"

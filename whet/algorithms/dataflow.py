@@ -44,6 +44,9 @@ def problems(algorithm: Algorithm) -> Iterator[str]:
         if wrong := _not_names(loss, "reads", "outputs"):
             yield f"{setting} has {wrong}"
             return
+        if loss.unit not in _UNITS:
+            yield f"{setting} has `unit` = {loss.unit!r}, which must be one of {', '.join(map(repr, _UNITS))}"
+            return
         parts.append(_Part(setting, loss.reads, frozenset(role.fills)))
         if loss.unit not in algorithm.units:
             here = " or ".join(_UNITS[unit] for unit in algorithm.units)

@@ -277,8 +277,9 @@ def _metrics(answers: list[RankUpdate], tokens: int, micro_batches: int) -> Metr
     metrics.sum("learner/skipped", bool(first.skipped))
     if first.skipped:  # values that are not finite must not affect the step's other metrics
         return metrics
+    of_loss = Metrics()
     for answer in answers:
-        metrics.merge(answer.metrics)
-    if "loss" not in metrics.result():
-        metrics.mean("loss", sum(answer.loss for answer in answers))
-    return metrics.mean("gradient_norm", first.gradient_norm).mean("lr", first.lr)
+        of_loss.merge(answer.metrics)
+    if "loss" not in of_loss.result():
+        of_loss.mean("loss", sum(answer.loss for answer in answers))
+    return metrics.join(of_loss).join(Metrics().mean("gradient_norm", first.gradient_norm).mean("lr", first.lr))

@@ -11,14 +11,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from whet.base.errors import DataError
+from whet.base.errors import DataError, naming
 from whet.base.lazy import Tensor, no_grad, torch
 from whet.config import Config
 from whet.core.batch import Batch, ModelOutput, Output
 from whet.core.in_place import unchanged
 from whet.losses.base import Unit
 from whet.metrics import Metrics
-from whet.processes.user_code import place_of
+from whet.processes.user_code import place_of, place_of_user
 
 EXPONENT_LIMIT = 20.0
 """Log-ratios are clamped to +-20 before ``exp``; outside this range the gradient is 0 instead of infinite."""
@@ -53,7 +53,8 @@ class WeightedLoss(Config, ABC):
         """Return the scalar loss. The metric ``loss`` is the weighted mean, which is equal if the weights sum to 1.
         Raises ``DataError`` unless ``per_token`` returns a value for each token, and metrics: any other shape could be
         broadcast to a loss with other weights. The same for a ``per_token`` that changes what it gets."""
-        with unchanged(batch, place_of(type(self), "per_token"), output.columns()):
+        where = place_of(type(self), "per_token")
+        with unchanged(batch, where, output.columns()), naming(place_of_user(type(self), "per_token")):
             per_token, metrics = _checked(self, self.per_token(output, batch), batch)
         weight = batch.column("weight")
         loss = (weight * per_token).sum()

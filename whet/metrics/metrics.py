@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Self
 
+from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 
 Kind = Literal["mean", "sum", "min", "max"]
@@ -80,12 +81,24 @@ class Metrics:
             self._put(f"{time}{prefix}{name.removeprefix(time)}", cell.kind, cell.value, cell.count)
         return self
 
+    def join(self, other: Metrics) -> Self:
+        """Add ``other``, whose names must all be new. Raises ``DataError`` for a name that is here already: the two
+        numbers would be averaged, though they measure different things."""
+        if twice := self.result().keys() & other.result().keys():
+            raise DataError(
+                f"the metric {min(twice)!r} is whet's own, and a loss or an algorithm of yours records another number "
+                "under this name: choose another name"
+            )
+        return self.merge(other)
+
     def result(self) -> dict[str, float]:
         """Return the numbers by name, in the order in which the names first appeared."""
         self.read()
         return {n: c.value / c.count if c.kind == "mean" else c.value for n, c in self._cells.items()}
 
     def _put(self, name: str, kind: Kind, value: float, count: float = 1.0) -> Self:
+        if not isinstance(name, str):
+            raise DataError(f"the name of a metric must be a text, not {name!r}")
         old = self._cells.get(name)
         if old is None:
             self._cells[name] = _Cell(kind, value, count)

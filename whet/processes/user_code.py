@@ -40,6 +40,12 @@ def place_of(kind: type, method: str) -> str:
     return place_of_function(getattr(kind, method), f"{kind.__name__}.{method}")
 
 
+def place_of_user(kind: type, method: str) -> str:
+    """Return ``place_of`` for a class of the user, and an empty text for one of whet's."""
+    code = getattr(inspect.unwrap(getattr(kind, method)), "__code__", None)
+    return place_of(kind, method) if code and is_user_file(code.co_filename) else ""
+
+
 def place_of_function(function: Callable[..., object], name: str) -> str:
     """Return ``"name (FILE:LINE)"`` of a function, for error messages."""
     code = getattr(inspect.unwrap(function), "__code__", None)

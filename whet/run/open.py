@@ -102,17 +102,18 @@ class OpenRun:
         if isinstance(step, bool) or not isinstance(step, int):
             raise DataError(f"log takes the number of a step, not {step!r}")
         metrics, self.policy.metrics = self.policy.metrics, Metrics()
+        updates = Metrics()
         numbers: dict[str, float] = {}
         for each in stats:
             if isinstance(each, Mapping):
                 numbers |= {str(name): _number(name, value) for name, value in each.items()}
             elif isinstance(each, Update | Metrics):
-                metrics.merge(each.metrics if isinstance(each, Update) else each)
+                updates.merge(each.metrics if isinstance(each, Update) else each)
             else:
                 raise DataError(f"log takes results of updates and dicts of numbers, not a {type(each).__name__}")
         if self._run.sinks.closed:
             raise ConfigError("log: the run is closed; call it inside of the run's `with` block")
-        values = metrics.result() | numbers | self._run.clock.lap()
+        values = metrics.join(updates).result() | numbers | self._run.clock.lap()
         self._run.sinks.write(step, values)
         return values
 

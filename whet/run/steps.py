@@ -300,7 +300,7 @@ class Run:
     def _log(self, step: int, lessons: Sequence[Lesson]) -> tuple[dict[str, object], dict[str, float]]:
         """Write the metrics of the step. Return them, and its seconds by phase so far."""
         tally, timing = self.source.tally()
-        values: dict[str, Any] = tally.merge(self.metrics).result()
+        values: dict[str, Any] = tally.join(self.metrics).result()
         self.metrics = Metrics()
         lap = self.clock.lap()
         values |= idle_shares(lap, timing, self.devices.shared)
