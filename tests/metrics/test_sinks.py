@@ -90,6 +90,9 @@ def test_all_sinks_are_written_and_closing_closes_the_rest_when_one_fails(tmp_pa
             raise OSError("disk gone")
 
     class Recording(Broken):
+        def write(self, step, values, kind="train"):
+            values.clear()  # which changes nothing for the others
+
         def close(self):
             closed.append(True)
 
@@ -120,6 +123,17 @@ def test_a_sink_of_which_a_call_would_run_nothing_is_refused(tmp_path: Path, met
 
         with pytest.raises(ConfigError, match=rf"Own\.{method} \(.*test_sinks.py:\d+\) {words}"):
             OpenSinks.of([Config()], tmp_path, {})
+
+
+def test_a_config_that_opens_anything_but_a_sink_is_named_with_its_place(tmp_path: Path) -> None:
+    class Config(SinkConfig):
+        def open(self, folder: Path, recipe: dict[str, Any], resume_step: int | None = None) -> Sink:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(
+        ConfigError, match=r"Config\.open \(.*test_sinks.py:\d+\) must return an open sink, .* not None"
+    ):
+        OpenSinks.of([Config()], tmp_path, {})
 
 
 def test_sinks_that_opened_are_closed_when_a_later_one_does_not_open(tmp_path):

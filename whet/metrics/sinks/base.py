@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from whet.base.errors import ConfigError
 from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.config.entry_points import EntryPoints
-from whet.processes.user_code import check_runs
+from whet.processes.user_code import check_runs, place_of
 
 SINKS = EntryPoints("whet.sinks")
 """The sinks that a recipe can name: the sinks of whet and of every installed distribution."""
@@ -63,7 +64,12 @@ class OpenSinks:
         with contextlib.ExitStack() as stack:
             sinks = []
             for config in configs:
-                sink = config.open(folder, recipe, resume_step)
+                sink: object = config.open(folder, recipe, resume_step)
+                if not isinstance(sink, Sink):
+                    raise ConfigError(
+                        f"{place_of(type(config), 'open')} must return an open sink, of a class derived from "
+                        f"whet.metrics.sinks.base.Sink, not {sink!r}"
+                    )
                 for method in ("write", "finish_step", "close"):
                     check_runs(getattr(sink, method), f"{type(sink).__name__}.{method}", awaited=False)
                 sinks.append(sink)
@@ -73,7 +79,7 @@ class OpenSinks:
 
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         for sink in self._sinks:
-            sink.write(step, values, kind)
+            sink.write(step, dict(values), kind)  # a sink that changes them doesn't change what the next one writes
 
     def finish_step(self, step: int) -> None:
         for sink in self._sinks:
