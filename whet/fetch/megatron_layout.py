@@ -21,7 +21,6 @@ FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3")
 """The ``model_type`` of models whose layers Megatron Core has as well."""
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_FC1 = "linear_fc1.weight"
 # Tensors of a layer there, and the Hugging Face tensors that each holds. Some norms have two names, because Transformer
 # Engine's layers have them in the next projection.
 _LAYER: dict[str, tuple[str, ...]] = {

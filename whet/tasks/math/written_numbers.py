@@ -174,10 +174,6 @@ def _unsigned(text: str) -> tuple[Fraction, Form, bool, int] | None:
     return None
 
 
-def _integer(digits: str) -> int:
-    return int(digits.replace(",", "").replace(" ", ""))
-
-
 def _in_base(match: re.Match[str], sign: int) -> Number | None:
     """Return the number that a match of ``_BASE`` writes; None for a base that isn't from 2 to 99."""
     name = next(part for part in match.groups()[1:] if part)
