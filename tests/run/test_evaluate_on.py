@@ -349,6 +349,18 @@ def test_a_task_set_and_a_set_of_the_recipe_are_sets_too(
     assert {name: values["n"] for name, values in found.items()} == {"more": 2, "tests.toy:Lowercase": 2}
 
 
+def test_the_folder_of_a_model_may_have_any_name(
+    benchmarks: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("null", "#1 {x}: \u00fc"):
+        Path(name).symlink_to(tiny_model)
+        assert (
+            evaluated(name, "--on", "gsm8k", "--limit", "1", "sampling.max_new_tokens=4", "generator.dtype=float32")
+            == 0
+        )
+
+
 def test_the_split_of_the_command_is_that_of_each_named_set(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,13 @@ def in_unicode(stream: TextIO) -> bool:
     return (stream.encoding or "utf-8").lower().startswith("utf")
 
 
+def quoted(text: str) -> str:
+    """Return a text as the value of a setting: a folder may be called ``#1`` or ``null``."""
+    import json
+
+    return json.dumps(text, ensure_ascii=False)
+
+
 def run_folder(run: Path) -> Path:
     """Return the folder if it is a run. Otherwise raises ConfigError with the most similar run name."""
     from whet.base.errors import ConfigError
@@ -81,7 +88,7 @@ def recipe_of(target: str, changes: list[str]) -> "Recipe":
     from whet.tasks.base import TASK_SETS
 
     if target in TASK_SETS or ":" in target:
-        settings = [f"data={target}", *(f"data.{change}" for change in changes)]
+        settings = [f"data={quoted(target)}", *(f"data.{change}" for change in changes)]
         try:
             return load_overrides(Recipe, [*settings, "model=smollm2-135m-instruct", "algorithm=grpo", "steps=1"])
         except RecipeError as error:  # the user has written no ``data.``
@@ -99,5 +106,5 @@ def _of_task_set(issue: "ConfigIssue", target: str, changes: list[str]) -> "Conf
     from dataclasses import replace
 
     written = {f"override {n + 1} (data.{change})": f"override {n} ({change})" for n, change in enumerate(changes, 1)}
-    where = ({f"override 1 (data={target})": target} | written).get(issue.where, issue.where)
+    where = ({f"override 1 (data={quoted(target)})": target} | written).get(issue.where, issue.where)
     return replace(issue, key=issue.key.removeprefix("data."), where=where)

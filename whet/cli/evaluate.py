@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from whet.base.strict_json import JsonObject
-from whet.cli.arguments import AsJson, SamplingOverrides, print_json
+from whet.cli.arguments import AsJson, SamplingOverrides, print_json, quoted
 
 if TYPE_CHECKING:
     from whet.run.evaluation import EvaluationSet
@@ -177,7 +177,7 @@ def _settings(target: str, overrides: list[str], on_sets: bool) -> "Recipe":
     from whet.tasks.base import TaskSet
 
     if run_of(target) is None and _is_model(target):
-        of_model = [] if _is_url(target) else [f"model={target}"]
+        of_model = [] if _is_url(target) else [f"model={quoted(target)}"]
         return load(Recipe, "quickstart", [*of_model, *_FOR_MODELS, *overrides]).value
     if on_sets and not isinstance(load(Recipe, target).value.data, TaskSet):
         of_model = [text for text in overrides if text.partition("=")[0].partition(".")[0] in _OF_MODEL]
