@@ -18,7 +18,7 @@ from tests.checkpoint.writer import Save, assert_intact, contents, save_all, wri
 from whet.base.errors import WhetError
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.manifest import CheckpointError
-from whet.checkpoint.store import CheckpointStore
+from whet.checkpoint.store import Checkpoint, CheckpointStore
 
 
 def store_with(folder: Path, saves: list[Save], **settings: object) -> CheckpointStore:
@@ -34,6 +34,21 @@ def test_a_saved_checkpoint_is_loaded(tmp_path: Path) -> None:
     assert_intact(checkpoint)
     assert store.load("best") == store.load(10) == checkpoint
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-000010\n"
+
+
+def test_another_checkpoint_is_read_where_a_run_removes_the_one_that_is_being_read(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [(1, None, 1)], keep_last=1, keep_best=0)
+
+    def read(checkpoint: Checkpoint) -> bytes:
+        if checkpoint.step == 1:
+            asyncio.run(save_all(tmp_path, [(2, None, 2)], store.config))
+        return (checkpoint.folder / "manifest.json").read_bytes()
+
+    assert store.read(read) == (tmp_path / "step-000002" / "manifest.json").read_bytes()
+    with pytest.raises(FileNotFoundError):
+        store.read(lambda checkpoint: (checkpoint.folder / "nothing").read_bytes())
+    with pytest.raises(CheckpointError, match="has no checkpoint of step 1; it has 2"):
+        store.read(read, 1)
 
 
 def test_the_callback_may_be_a_coroutine(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from whet.checkpoint.gguf_file import GgufType, check_gguf, write_gguf
 from whet.checkpoint.megatron_file import check_megatron, write_megatron
 from whet.checkpoint.policy import load_policy
 from whet.checkpoint.reward_model import ROLE, choose_padding, load_reward_model
-from whet.checkpoint.store import CheckpointStore, Which
+from whet.checkpoint.store import Checkpoint, CheckpointStore, Which
 from whet.config import Config, parse_mapping
 from whet.config.issues import SettingsError
 from whet.config.tree import from_plain
@@ -82,38 +82,43 @@ def export(
     if adapter_only and config.lora is None:
         raise ConfigError(f"{run} was trained without LoRA, so it has no adapter; export it without --adapter")
     settings = _section(CheckpointConfig, recipe, "checkpoints", run)
-    checkpoint = CheckpointStore(run / "checkpoints", settings).load(step)
-    judges = (checkpoint.folder / ROLE).is_dir()
-    if judges and adapter_only:
-        raise ConfigError(
-            f"{run} trained a reward model, whose head is not in the adapter; export it without --adapter"
-        )
 
-    if gguf is not None or megatron:
-        _check_whole(run, config, judges or adapter_only, "--megatron" if gguf is None else "--gguf")
-    if gguf is not None:
-        _check_gguf(config, dtype, megatron)
-    elif megatron:
-        check_megatron(load_model_config(config))
-    lineage = of_export(run, checkpoint.folder, checkpoint.step, out)
-    with staged_folder(out) as staging:
-        _check_free(out, force)  # again, as another export may have ended meanwhile
-        padding = _write_tokenizer(config, recipe.get("chat_template"), staging, judges)
-        model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config, policy)
-        if padding is not None:
-            model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
-        saved_as = _write_model(model, config, staging, adapter_only, "float32" if gguf else dtype, megatron)
-        kind: Kind = "reward model" if judges else "adapter" if adapter_only else "megatron" if megatron else "policy"
+    def write(checkpoint: Checkpoint) -> Exported:
+        judges = (checkpoint.folder / ROLE).is_dir()
+        if judges and adapter_only:
+            raise ConfigError(
+                f"{run} trained a reward model, whose head is not in the adapter; export it without --adapter"
+            )
+
+        if gguf is not None or megatron:
+            _check_whole(run, config, judges or adapter_only, "--megatron" if gguf is None else "--gguf")
         if gguf is not None:
-            saved_as, kind = gguf, "gguf"
-            _replace_by_gguf(staging, gguf, out.name)
-        loader = _loader(model, config, kind)
-        card = model_card(run, recipe, checkpoint, config.path, saved_as, kind, loader, lineage, policy)
-        (staging / "README.md").write_text(card, encoding="utf-8")
-        lineage = with_files(lineage, staging)
-        lineage.write(staging)
-    note_export(run, out)
-    return Exported(out / _gguf_name(gguf) if gguf else out, checkpoint.step, lineage)
+            _check_gguf(config, dtype, megatron)
+        elif megatron:
+            check_megatron(load_model_config(config))
+        lineage = of_export(run, checkpoint.folder, checkpoint.step, out)
+        with staged_folder(out) as staging:
+            _check_free(out, force)  # again, as another export may have ended meanwhile
+            padding = _write_tokenizer(config, recipe.get("chat_template"), staging, judges)
+            model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config, policy)
+            if padding is not None:
+                model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
+            saved_as = _write_model(model, config, staging, adapter_only, "float32" if gguf else dtype, megatron)
+            kind: Kind = (
+                "reward model" if judges else "adapter" if adapter_only else "megatron" if megatron else "policy"
+            )
+            if gguf is not None:
+                saved_as, kind = gguf, "gguf"
+                _replace_by_gguf(staging, gguf, out.name)
+            loader = _loader(model, config, kind)
+            card = model_card(run, recipe, checkpoint, config.path, saved_as, kind, loader, lineage, policy)
+            (staging / "README.md").write_text(card, encoding="utf-8")
+            lineage = with_files(lineage, staging)
+            lineage.write(staging)
+        note_export(run, out)
+        return Exported(out / _gguf_name(gguf) if gguf else out, checkpoint.step, lineage)
+
+    return CheckpointStore(run / "checkpoints", settings).read(write, step)
 
 
 def _section(kind: type[C], recipe: JsonObject, key: str, run: Path) -> C:

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from whet.base.files import format_bytes, remove, room_in, sync_folder, write_atomically
 from whet.base.strict_json import JsonObject
@@ -34,9 +34,11 @@ STATE = "state.json"
 _STEP = re.compile(r"step-(\d{6,})")
 _LEFTOVER = re.compile(r"\.(staging|removed|latest)\b.*")
 _REPLACED = ".replaced-"
+_READINGS = 5  # of a checkpoint that a run removes meanwhile
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Which = int | Literal["best", "latest"]
+T = TypeVar("T")
 
 
 @dataclass(slots=True, frozen=True)
@@ -227,6 +229,19 @@ class CheckpointStore:
                 log.warning("%s. FALLING BACK TO STEP %d", problem, step)
             return checkpoint
         raise CheckpointError(f"no intact checkpoint in {self.folder}: {'; '.join(problems)}")
+
+    def read(self, read: Callable[[Checkpoint], T], which: Which | None = None) -> T:
+        """Return what ``read`` makes of the checkpoint that ``load`` returns. If it fails because a run that is
+        training removed the checkpoint meanwhile, another one is read."""
+        for _ in range(_READINGS - 1):
+            steps = self.steps()
+            try:
+                return read(self.load(which))
+            except Exception as error:
+                if self.steps() == steps:
+                    raise
+                log.info("the checkpoints changed while one was read (%s); reading again", error)
+        return read(self.load(which))
 
     def load(self, which: Which | None = None) -> Checkpoint:
         """Return a checkpoint by step, the ``"best"``, or the ``"latest"`` intact one; for None the best if the metric

@@ -106,7 +106,7 @@ def trained_weights(recipe: "Recipe", run: Path | None, policy: str = "") -> "Na
     if run is None:
         return ModelWeights(load_model(recipe.model, dtype=torch.float32, train=False))
     store = CheckpointStore(run / "checkpoints", recipe.checkpoints)
-    return ModelWeights(load_policy(store.load(), recipe.model, policy))
+    return ModelWeights(store.read(lambda checkpoint: load_policy(checkpoint, recipe.model, policy)))
 
 
 @asynccontextmanager

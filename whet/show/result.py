@@ -64,7 +64,8 @@ class Result(os.PathLike[str]):
         from whet.checkpoint.store import CheckpointStore
 
         recipe = self.recipe
-        return load_policy(CheckpointStore(self.folder / "checkpoints", recipe.checkpoints).load(), recipe.model)
+        store = CheckpointStore(self.folder / "checkpoints", recipe.checkpoints)
+        return store.read(lambda checkpoint: load_policy(checkpoint, recipe.model))
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """Return the tokenizer of the model."""
