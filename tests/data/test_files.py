@@ -338,6 +338,14 @@ def test_a_table_whose_values_python_can_not_hold_is_named(tmp_path: Path, table
         read_file(tmp_path / "rows.parquet")
 
 
+@pytest.mark.parametrize("pattern", ["", "*", "*.jsonl"])
+def test_a_link_to_a_file_that_is_gone_is_not_left_out(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    (tmp_path / "b.jsonl").symlink_to("gone/b.jsonl")
+    with pytest.raises(DataError, match=r"b.jsonl: it is a link to gone/b.jsonl, which does not exist"):
+        list(read_file(tmp_path / pattern))
+
+
 def test_hidden_files_of_a_folder_are_no_data(tmp_path: Path) -> None:
     for name, row in ((".train-0.jsonl.PID-7", ROWS[0]), (".train-1.jsonl", ROWS[0]), ("train-2.jsonl", ROWS[1])):
         write(tmp_path / name, [row])
@@ -346,14 +354,15 @@ def test_hidden_files_of_a_folder_are_no_data(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "link.jsonl").symlink_to("gone.jsonl")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "link.jsonl").symlink_to("gone.jsonl")
     for name, problem in (
         ("rows.csv", "can't read .*rows.csv: there is no such file"),
         ("rows.parquet", "can't read .*rows.parquet: there is no such file"),
         ("*.parquet", r"no file matches .*\*.parquet"),
         (".", "holds no data file"),
         ("a" * 300, "File name too long|there is no such file"),  # the latter from Python 3.14 on
-        ("link.jsonl", "it is a link to gone.jsonl, which does not exist"),
+        ("links/link.jsonl", "it is a link to gone.jsonl, which does not exist"),
     ):
         with pytest.raises(DataError, match=problem):
             read_file(tmp_path / name)

@@ -127,8 +127,12 @@ def data_files(path: str | Path) -> list[Path]:
 
 
 def _visible(files: Iterable[Path]) -> list[Path]:
-    """Return the files in order, without hidden ones, which editors, file systems and killed programs leave behind."""
-    return [file for file in sorted(files) if not file.name.startswith(".")]
+    """Return the files in order, without hidden ones, which editors, file systems and killed programs leave behind.
+    Raises ``DataError`` for a link to a file that does not exist, whose rows would be missing."""
+    visible = [file for file in sorted(files) if not file.name.startswith(".")]
+    if broken := next((file for file in visible if file.is_symlink() and not file.exists()), None):
+        raise DataError(absent(broken))
+    return visible
 
 
 def absent(path: Path) -> str:
