@@ -77,6 +77,25 @@ def test_prefill_and_decode_equal_one_plain_causal_attention(settings: Attention
         cache.commit()
 
 
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_a_token_after_a_cached_prefix_gets_the_same_bits_as_in_the_whole_prompt_alone(
+    settings: AttentionSettings,
+) -> None:
+    torch.manual_seed(0)
+    length = 150
+    q, k, v = (torch.randn(1, n, length, 16) for n in (6, 2, 2))
+    alone = Prefill([length], [Prefix(0)])
+    expected = alone.attend(0, q, k, v, settings)[0]
+    for cached in (1, 31, 32, 33, 63, 100, length - 1):
+        before = alone.prefixes[0].first(cached)
+        packed = [torch.cat([x, x[:, :, cached:]], dim=2) for x in (q, k, v)]  # with the whole prompt in the same pass
+        whole, rest = (
+            Prefill([length] * 2, [Prefix(0), before]).attend(0, *packed, settings)[0].split([length, length - cached])
+        )
+        assert torch.equal(whole, expected)
+        assert torch.equal(rest, expected[cached:])
+
+
 def test_a_size_class_holds_its_prompt_and_wastes_at_most_half() -> None:
     for length in range(1, 5000):
         size = size_class(length)

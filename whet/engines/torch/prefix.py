@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from whet.models.attention.dense import AttentionSettings, fused_attention, scor
 from whet.models.attention.layout import Ahead
 from whet.models.device import placed
 
-TILE = 64  # queries, and keys, of a product of the forward pass
+TILE = 32  # queries of a product of the forward pass
 
 
 @dataclass(slots=True)
@@ -75,50 +76,76 @@ class Prefill:
             before = (cached.keys[layer], cached.values[layer]) if cached.length else ((), ())
             prefix.keys.append((*before[0], key[0, :, part].clone(memory_format=torch.contiguous_format)))
             prefix.values.append((*before[1], value[0, :, part].clone(memory_format=torch.contiguous_format)))
-            keys, values = torch.cat(prefix.keys[layer], dim=1), torch.cat(prefix.values[layer], dim=1)
             later = None if ahead is None else ahead[part]
-            out[0, part] = _causal(query[0, :, part], keys, values, settings, later)
+            out[0, part] = _causal(query[0, :, part], prefix.keys[layer], prefix.values[layer], settings, later)
             start = part.stop
         return out
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings, ahead: Tensor | None = None) -> Tensor:
-    """Return attention of the last tokens of a prompt to all of it, q [heads, N, D], k and v [kv_heads, length, D] ->
-    [N, heads, Dv]. ``ahead``, [N] on the CPU: how many later tokens each sees. Every product has the same shape, and a
-    token the same place in it, for any N; on a GPU it is one operation, whose last digits may differ."""
-    (heads, new, width), (kv_heads, length, _), exact = q.shape, k.shape, score_dtype(q.dtype)
+def _causal(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    settings: AttentionSettings,
+    ahead: Tensor | None = None,
+) -> Tensor:
+    """Return attention of the last tokens of a prompt to all of it, q [heads, N, D] and pieces of keys and values
+    [kv_heads, tokens, D] -> [N, heads, Dv]. ``ahead``, [N] on the CPU: how many later tokens each sees. The shape of
+    each product depends on the place of its queries in the prompt alone, and not on N; on a GPU it is one operation,
+    whose last digits may differ."""
+    (heads, new, width), kv_heads = q.shape, len(keys[0])
+    length = sum(piece.shape[1] for piece in keys)
     first, pad = length - new, nn.functional.pad
     if q.device.type != "cpu" and settings.softcap is None and settings.sinks is None:
         whole = first == 0 and (settings.window is None or length <= settings.window) and ahead is None
-        mask = None if whole else _visible(first, length, length, settings.window, q.device, ahead)
+        mask = None if whole else ~_hidden(first, new, length, settings.window, q.device, ahead)
+        k, v = torch.cat(keys, dim=1), torch.cat(values, dim=1)
         return fused_attention(q[None], k[None], v[None], mask, settings.scale)[0].transpose(0, 1)
+    exact = score_dtype(q.dtype)
     tiles = pad(q, (0, 0, first % TILE, -length % TILE)).to(exact).view(heads, -1, TILE, width).transpose(0, 1)
-    keys, values = (pad(x, (0, 0, 0, -length % TILE)).to(exact).split(TILE, dim=1) for x in (k, v))
+    k, v = _joined(keys, length, exact), _joined(values, length, exact)
     later = None if ahead is None else pad(ahead, (first % TILE, -length % TILE)).split(TILE)
     outs = []
     for index, tile in enumerate(tiles):
         start = (first // TILE + index) * TILE
-        end = last = start + TILE
-        if later is not None:
-            last = max(end, start + 1 + int((torch.arange(TILE) + later[index]).max()))
-        seen = range(-(-last // TILE))
-        queries = tile.reshape(kv_heads, -1, width)
-        scores = torch.cat([queries @ keys[i].mT for i in seen], dim=-1).view(heads, TILE, -1)
-        looks = None if later is None else later[index]
-        hidden = ~_visible(start, end, scores.shape[-1], settings.window, q.device, looks)
-        bias = torch.zeros_like(hidden, dtype=exact).masked_fill_(hidden, float("-inf"))
-        p = softmax(scores, settings, bias).view(kv_heads, -1, scores.shape[-1]).split(TILE, dim=-1)
-        out = p[0] @ values[0]
-        for i in seen[1:]:
-            out += p[i] @ values[i]
-        outs.append(out.view(heads, TILE, -1))
+        seen = start + TILE
+        if later is None:
+            bias = _bias(start, seen, settings.window, q.device, exact)
+        else:
+            last = int((torch.arange(start, seen) + later[index]).max()) + 1
+            seen = -(-max(last, seen) // TILE) * TILE
+            bias = _masked(_hidden(start, TILE, seen, settings.window, q.device, later[index]), exact)
+        scores = (tile.reshape(kv_heads, -1, width) @ k[:, :seen].mT).view(heads, TILE, seen)
+        p = softmax(scores, settings, bias).view(kv_heads, -1, seen)
+        outs.append((p @ v[:, :seen]).view(heads, TILE, -1))
     return torch.cat(outs, dim=1)[:, first % TILE :][:, :new].transpose(0, 1).to(q.dtype)
 
 
-def _visible(
-    start: int, end: int, length: int, window: int | None, device: torch.device, ahead: Tensor | None = None
+def _joined(pieces: Sequence[Tensor], length: int, dtype: torch.dtype) -> Tensor:
+    """Return keys or values in one tensor, with zeros up to a multiple of a tile."""
+    kv_heads, _, width = pieces[0].shape
+    joined = pieces[0].new_empty((kv_heads, -(-length // TILE) * TILE, width), dtype=dtype)
+    start = 0
+    for piece in pieces:
+        joined[:, start : start + piece.shape[1]] = piece
+        start += piece.shape[1]
+    joined[:, length:] = 0
+    return joined
+
+
+@lru_cache(maxsize=8)  # most prompts of a step end at similar places, and all layers have the same masks
+def _bias(start: int, seen: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return _masked(_hidden(start, TILE, seen, window, device), dtype)
+
+
+def _masked(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, float("-inf"))
+
+
+def _hidden(
+    start: int, queries: int, keys: int, window: int | None, device: torch.device, ahead: Tensor | None = None
 ) -> Tensor:
-    """Return a mask of the keys that each query may see, [end - start, length]."""
-    distance = torch.arange(start, end, device=device)[:, None] - torch.arange(length, device=device)
-    seen = distance >= (0 if ahead is None else -placed(ahead, device)[:, None])
-    return seen if window is None else seen & (distance < window)
+    """Return a mask [queries, keys] of the keys that a query, the first of them at ``start``, does not see."""
+    distance = torch.arange(start, start + queries, device=device)[:, None] - torch.arange(keys, device=device)
+    hidden = distance < (0 if ahead is None else -placed(ahead, device)[:, None])
+    return hidden if window is None else hidden | (distance >= window)
