@@ -5,7 +5,6 @@ import torch
 
 from whet.engines.torch.decode_attention import DecodeCache
 from whet.engines.torch.prefix import Prefill, Prefix
-from whet.engines.torch.tiles import BLOCK, size_class
 from whet.models.attention.dense import AttentionSettings
 
 
@@ -94,11 +93,3 @@ def test_a_token_after_a_cached_prefix_gets_the_same_bits_as_in_the_whole_prompt
         )
         assert torch.equal(whole, expected)
         assert torch.equal(rest, expected[cached:])
-
-
-def test_a_size_class_holds_its_prompt_and_wastes_at_most_half() -> None:
-    for length in range(1, 5000):
-        size = size_class(length)
-        assert size >= length
-        assert size % BLOCK == 0
-        assert size <= max(1.5 * length, BLOCK * 2)

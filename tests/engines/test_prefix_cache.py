@@ -16,6 +16,7 @@ from tests.tiny import tiny_llama
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.torch.decode_attention import DecodeCache
 from whet.engines.torch.generator import TorchGenerator
+from whet.engines.torch.pages import PAGE
 from whet.engines.torch.prefix import Prefix
 from whet.engines.torch.prefix_cache import CachedPrefix, PrefixCache, common_prefix
 
@@ -127,6 +128,44 @@ def test_prompts_that_begin_alike_hold_that_once() -> None:
     assert torch.equal(torch.cat(short.keys[0], 1), torch.cat(first.keys[0], 1)[:, :40])
 
 
+def test_rows_of_prompts_that_begin_alike_share_the_pages_of_the_beginning() -> None:
+    engine = make().engine
+    preamble = [i % 200 for i in range(2 * PAGE + 10)]
+    first = engine.prefill([[*preamble, 3, 4]])[0][0]
+    others = [[*preamble, 5, i] for i in range(19)]
+    prefixes = [first, *(prefix for prefix, _ in engine.prefill(others, [first.first(len(preamble))] * len(others)))]
+
+    alone = []
+    for prefix in prefixes:
+        cache, feed = engine.open_rows(1)
+        cache.join([prefix])
+        alone.append(feed([[7]])[0])
+    cache, feed = engine.open_rows(len(prefixes))
+    assert isinstance(cache, DecodeCache)
+    cache.join(prefixes)
+    tiles = [tile for kind in cache.pages.kinds.values() for tile in kind.tiles]
+    assert sorted(tile.page for tile in tiles) == [0, 0, 1, 1] + [2] * 20, "a tile has up to 16 rows"
+    assert torch.equal(feed([[7]] * 20)[:20], torch.stack(alone))
+    cache.commit()
+    for row in (3, 0, 5):  # the last row takes the number of one that leaves
+        cache.leave(row)
+        alone[row] = alone[-1]
+        prefixes[row] = prefixes[-1]
+        alone.pop()
+        prefixes.pop()
+    for row, tiles_of_row in enumerate(cache.pages.rows):
+        assert [tile.page for tile in tiles_of_row] == [0, 1, 2]
+        assert all(row in tile.rows and tile.home.tiles[tile.number] is tile for tile in tiles_of_row)
+    again, feed_again = engine.open_rows(17)
+    again.join(prefixes)
+    feed_again([[7]] * 17)
+    again.commit()
+    assert torch.equal(feed([[9]] * 17)[:17], feed_again([[9]] * 17)[:17])
+    for _ in prefixes:
+        cache.leave(0)
+    assert cache.pages.kinds == {}
+
+
 def test_a_generator_that_samples_nothing_holds_no_rows() -> None:
     generator = make()
 
@@ -135,7 +174,7 @@ def test_a_generator_that_samples_nothing_holds_no_rows() -> None:
         cache = generator._decoder.cache
         assert isinstance(cache, DecodeCache)
         assert cache.keys == cache.values == []
-        assert cache.tiles == {}
+        assert cache.pages.kinds == {}
         again = await asyncio.gather(*(generator.sample([1, 2, 3], SamplingParams(4, seed=1), "") for _ in "ab"))
         assert again[0].tokens == again[1].tokens
 

@@ -3,13 +3,13 @@
 transformers calls :func:`attention` in every layer (registered under ``NAME``); the model's keyword ``whet_cache``
 determines the kind of forward pass: :class:`Prefill` for packed prompts, or the uncached parts of prompts;
 :class:`DecodeCache` for the new token of each row, or several if the next tokens are guessed. A row is one completion
-in flight. Its keys are in two places: the prompt's in a *tile* shared with other rows of the same prompt, the
-completion's in the row's part of the cache. The softmax runs over both.
+in flight. Its keys are in two places: the prompt's in pages, which other rows may share, the completion's in the row's
+part of the cache. The softmax runs over both.
 
 A row's result must not depend on other rows, to the bit. So the number of rows of every product is a multiple of four
 (matrix kernels treat remainders differently), every padding is a multiple of ``BLOCK`` and is multiplied by an exact
 zero, and padded keys come last in their part. A prompt's KV cache must not depend on how much of it was cached before
-either: it is computed in tiles of one shape at fixed positions.
+either: it is computed in tiles at fixed positions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,8 +19,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from whet.engines.torch.pages import PAGE, Pages
 from whet.engines.torch.prefix import Prefix
-from whet.engines.torch.tiles import BLOCK, Lanes, Tiles, padded, product, resized, size_class
+from whet.engines.torch.products import Products
+from whet.engines.torch.tiles import BLOCK, Lanes, padded, resized
 from whet.models.attention.dense import AttentionSettings, score_dtype, softmax
 
 NAME = "whet_decode"
@@ -78,9 +80,10 @@ class DecodeCache:
         self.span = 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.tiles: dict[int, Tiles] = {}
+        self.pages = Pages()
         self._biases: dict[int | None, Tensor] = {}
-        self._scores: dict[tuple[int, ...], Tensor] = {}
+        self._indexed_span = 0
+        self._products: dict[tuple[int, int], Products] = {}  # by kv heads, and query heads of each
 
     @property
     def active(self) -> int:
@@ -88,40 +91,22 @@ class DecodeCache:
 
     def join(self, prefixes: Iterable[Prefix]) -> None:
         """Add rows at the end, in this order, without completion tokens."""
-        for prefix in (new := list(prefixes)):
-            self.prefixes.append(prefix)
-            self.lengths.append(0)
-        self._choose_places()
-        for row in range(self.active - len(new), self.active):
-            prefix = self.prefixes[row]
-            self.tiles[size_class(prefix.length)].add(row, prefix)
-
-    def _choose_places(self) -> None:
-        """Create tiles for new size classes, as wide as the number of rows per prompt suggests."""
-        classes: dict[int, list[int]] = {}
-        for prefix in self.prefixes:
-            classes.setdefault(size_class(prefix.length), []).append(id(prefix))
-        for length, members in classes.items():
-            if length not in self.tiles:
-                each = len(members) / len(set(members))
-                self.tiles[length] = Tiles(length, 16 if each > 12 else 8 if each > 6 else 4)
+        self.pages.join(new := list(prefixes))
+        self.prefixes += new
+        self.lengths += [0] * len(new)
 
     def leave(self, row: int) -> None:
         """Drop a finished row. The last row takes its number, so that rows are contiguous."""
         last = self.active - 1
-        tiles = self.tiles[size_class(self.prefixes[row].length)]
-        tiles.remove(row)
-        if not tiles.rows:
-            del self.tiles[tiles.length]
+        self.pages.leave(row)
         if row != last:
-            self.tiles[size_class(self.prefixes[last].length)].rename(last, row)
             for cached in self.keys + self.values:
                 cached[row, :, : self.lengths[last]] = cached[last, :, : self.lengths[last]]
             self.prefixes[row], self.lengths[row] = self.prefixes[last], self.lengths[last]
         self.prefixes.pop()
         self.lengths.pop()
         if not self.prefixes:  # the learner may need the memory next
-            self.span, self.keys, self.values, self._scores, self._biases = 0, [], [], {}, {}
+            self.span, self.keys, self.values, self._products, self._biases = 0, [], [], {}, {}
 
     def begin(self, counts: Sequence[int] | None = None) -> tuple[int, list[int]]:
         """Make room for ``counts`` new tokens of each row; None: one each. Return the number of lanes to run (padded)
@@ -137,12 +122,11 @@ class DecodeCache:
         self._lengths = torch.tensor([length for _, length in places] + padding, device=self.device)
         self._prompts = torch.tensor([prefix.length for prefix, _ in places] + padding, device=self.device)
         self._rows = torch.tensor(lanes.row, device=self.device)
-        self._turns = lanes.turns(range(rows), [(row, row) for row in range(rows)])
         self._biases = {}
-        for tiles in self.tiles.values():
-            tiles.index(lanes)
-        self._prompt_span = max(self.tiles)
-        self._scores = {}
+        if self.pages.index(lanes) or self._indexed_span != self.span:
+            self._indexed_span, self._products = self.span, {}
+            self._prompt_span = PAGE * max(map(len, self.pages.rows))
+            self._turns = lanes.turns([(row, 0, row) for row in range(rows)], rows, 1)
         return total, [prefix.length + prefix.shift + length for prefix, length in places] + padding
 
     def commit(self, counts: Sequence[int] | None = None) -> None:
@@ -178,35 +162,27 @@ class DecodeCache:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
         (_, heads, lanes, width), kv_heads = query.shape, key.shape[1]
-        written, rows, prompt_span = len(self._rows), padded(self.active), self._prompt_span
+        written, rows = len(self._rows), padded(self.active)
         row_keys, row_values = self.keys[layer], self.values[layer]
         row_keys[self._rows, :, self._lengths[:written]] = key[0].transpose(0, 1)[:written]
         row_values[self._rows, :, self._lengths[:written]] = value[0].transpose(0, 1)[:written]
-        q = query[0].transpose(0, 1).reshape(lanes, kv_heads, heads // kv_heads, width)
-        parts = [(slice(prompt_span, None), row_keys[:rows], row_values[:rows], 1, self._turns)]
-        for tiles in self.tiles.values():
-            keys, values = (packed[layer][: len(tiles.rows)] for packed in (tiles.keys, tiles.values))
-            parts.append((slice(tiles.length), keys, values, tiles.places, tiles.turns))
-
-        shape = (*q.shape[:3], prompt_span + self.span)
-        if (scores := self._scores.get(shape)) is None:  # every layer overwrites the scores of the layer before
-            scores = self._scores[shape] = torch.zeros(shape, dtype=score_dtype(q.dtype), device=q.device)
-        for columns, keys, _, places, turns in parts:
-            for turn in turns:
-                seen = product(q, keys.mT, places, turn)
-                if turn.aligned:
-                    scores[..., columns] = seen
-                else:
-                    scores[turn.lanes, :, :, columns] = seen.to(scores.dtype)
-
-        bias = self._bias(settings.window, scores.dtype)
-        p = softmax(scores.view(lanes, heads, 1, -1), settings, bias).view(shape).to(row_values.dtype)
-        out = p.new_zeros(*q.shape[:3], value.shape[-1])
-        for columns, _, values, places, turns in parts:
-            for turn in turns:
-                seen = product(p[..., columns], values, places, turn)
-                if turn.aligned:
-                    out += seen
-                else:
-                    out.index_add_(0, turn.lanes, seen)
+        products = self._products_of(lanes, kv_heads, heads // kv_heads)
+        tiles = [
+            (kind.keys[layer][: len(kind.tiles)], kind.values[layer][: len(kind.tiles)])
+            for kind in self.pages.kinds.values()
+            for _ in kind.turns
+        ]
+        tiles += [(row_keys[:rows], row_values[:rows])] * len(self._turns)
+        q = query[0].transpose(0, 1).reshape(lanes * heads, width)
+        scores = products.scores(q, [keys for keys, _ in tiles]).to(score_dtype(q.dtype)).view(lanes, heads, 1, -1)
+        p = softmax(scores, settings, self._bias(settings.window, scores.dtype)).to(row_values.dtype)
+        out = products.results(p.reshape(lanes * heads, -1), [values for _, values in tiles])
         return out.view(1, lanes, heads, -1)
+
+    def _products_of(self, lanes: int, kv_heads: int, group: int) -> Products:
+        if (products := self._products.get((kv_heads, group))) is None:
+            parts = [(turn, PAGE, 0) for kind in self.pages.kinds.values() for turn in kind.turns]
+            parts += [(turn, self.span, self._prompt_span) for turn in self._turns]
+            products = Products(parts, lanes, kv_heads, group, self._prompt_span + self.span)
+            self._products[kv_heads, group] = products
+        return products

@@ -84,8 +84,8 @@ class Prefill:
 
 def _causal(
     q: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
+    keys: tuple[Tensor, ...],
+    values: tuple[Tensor, ...],
     settings: AttentionSettings,
     ahead: Tensor | None = None,
 ) -> Tensor:
