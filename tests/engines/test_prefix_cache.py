@@ -3,6 +3,7 @@ computation from scratch, to the bit."""
 
 import asyncio
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -155,8 +156,11 @@ def test_rows_of_prompts_that_begin_alike_share_the_pages_of_the_beginning() -> 
         prefixes.pop()
     for row, tiles_of_row in enumerate(cache.pages.rows):
         assert [tile.page for tile in tiles_of_row] == [0, 1, 2]
-        assert all(row in tile.rows and tile.home.tiles[tile.number] is tile for tile in tiles_of_row)
+        assert all(
+            row in tile.rows and cache.pages.kinds[tile.places].tiles[tile.number] is tile for tile in tiles_of_row
+        )
     again, feed_again = engine.open_rows(17)
+    assert isinstance(again, DecodeCache)
     again.join(prefixes)
     feed_again([[7]] * 17)
     again.commit()
@@ -164,6 +168,9 @@ def test_rows_of_prompts_that_begin_alike_share_the_pages_of_the_beginning() -> 
     for _ in prefixes:
         cache.leave(0)
     assert cache.pages.kinds == {}
+    tiles_of_16 = weakref.ref(again.pages.kinds[16])
+    del again, feed_again
+    assert tiles_of_16() is None, "memory is returned without Python's garbage collector, which runs seldom"
 
 
 def test_a_generator_that_samples_nothing_holds_no_rows() -> None:

@@ -29,12 +29,17 @@ class Tiles:
         self.tiles: list[Tile] = []
         self.turns: list[Turn] = []  # of the current forward pass
 
+    def reserve(self, number: int, like: Prefix) -> None:
+        """Make room for more tiles."""
+        size, needed = len(self.keys[0]) if self.keys else 0, len(self.tiles) + number
+        if needed > size:
+            size = max(needed, size * 5 // 4)  # little more than is used: a tile takes megabytes
+            self.keys = resized(self.keys, like.keys, size, PAGE)
+            self.values = resized(self.values, like.values, size, PAGE)
+
     def add(self, source: Source, page: int, prefix: Prefix) -> "Tile":
-        tile = Tile(self, len(self.tiles), source, page, [])
-        if not self.keys or tile.number == len(self.keys[0]):
-            size = max(4, 2 * tile.number)
-            self.keys = resized(self.keys, prefix.keys, size, PAGE)
-            self.values = resized(self.values, prefix.values, size, PAGE)
+        self.reserve(1, prefix)
+        tile = Tile(self.places, len(self.tiles), source, page, [])
         for packed, pieces in zip(self.keys + self.values, prefix.keys + prefix.values, strict=True):
             end = 0
             for piece, part in _parts(pieces, page):
@@ -55,8 +60,8 @@ class Tiles:
 
 @dataclass(slots=True, eq=False)
 class Tile:
-    home: Tiles
-    number: int
+    places: int
+    number: int  # in its ``Tiles``
     source: Source
     page: int
     rows: list[int]
@@ -76,19 +81,23 @@ class Pages:
         self._indexed = ()
         sources = [[_source(prefix, page) for page in range(-(-prefix.length // PAGE))] for prefix in prefixes]
         sharing = Counter(chain.from_iterable(sources))
+        for source in sharing:
+            sharing[source] += sum(len(tile.rows) for tile in self._tiles.get(source, []))
+        new = Counter(_places(number) for source, number in sharing.items() if source not in self._tiles)
+        for places, number in new.items():
+            self.kinds.setdefault(places, Tiles(places)).reserve(number, prefixes[0])
         for prefix, pages in zip(prefixes, sources, strict=True):
-            tiles = [self._tile(source, page, prefix, sharing[source]) for page, source in enumerate(pages)]
+            tiles = [self._tile(source, page, prefix, _places(sharing[source])) for page, source in enumerate(pages)]
             for tile in tiles:
                 tile.rows.append(len(self.rows))
             self.rows.append(tiles)
 
-    def _tile(self, source: Source, page: int, prefix: Prefix, sharing: int) -> Tile:
+    def _tile(self, source: Source, page: int, prefix: Prefix, places: int) -> Tile:
         """Return a tile of this page with a free place."""
         tiles = self._tiles.setdefault(source, [])
         for tile in tiles:
-            if len(tile.rows) < tile.home.places:
+            if len(tile.rows) < tile.places:
                 return tile
-        places = 16 if sharing > 12 else 8 if sharing > 6 else 4
         tiles.append(self.kinds.setdefault(places, Tiles(places)).add(source, page, prefix))
         return tiles[-1]
 
@@ -98,7 +107,7 @@ class Pages:
         for tile in self.rows[row]:
             tile.rows.remove(row)
             if not tile.rows:
-                tile.home.drop(tile)
+                self.kinds[tile.places].drop(tile)
                 self._tiles[tile.source].remove(tile)
                 if not self._tiles[tile.source]:
                     del self._tiles[tile.source]
@@ -122,6 +131,10 @@ class Pages:
             ]
             tiles.turns = lanes.turns(members, len(tiles.tiles), tiles.places)
         return True
+
+
+def _places(rows: int) -> int:
+    return 16 if rows > 12 else 8 if rows > 6 else 4
 
 
 def _parts(pieces: Sequence[Tensor], page: int) -> list[tuple[Tensor, slice]]:
