@@ -110,7 +110,7 @@ def _causal(
         start = (first // TILE + index) * TILE
         seen = start + TILE
         if later is None:
-            bias = _bias(start, seen, settings.window, q.device, exact)
+            bias = _bias(start, settings.window, q.device, exact)
         else:
             last = int((torch.arange(start, seen) + later[index]).max()) + 1
             seen = -(-max(last, seen) // TILE) * TILE
@@ -134,8 +134,8 @@ def _joined(pieces: Sequence[Tensor], length: int, dtype: torch.dtype) -> Tensor
 
 
 @lru_cache(maxsize=8)  # most prompts of a step end at similar places, and all layers have the same masks
-def _bias(start: int, seen: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return _masked(_hidden(start, TILE, seen, window, device), dtype)
+def _bias(start: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return _masked(_hidden(start, TILE, start + TILE, window, device), dtype)
 
 
 def _masked(hidden: Tensor, dtype: torch.dtype) -> Tensor:
