@@ -106,7 +106,7 @@ def test_heads_that_share_keys_go_to_a_kernel_that_is_fast_on_a_gpu(
     q, k = torch.empty(1, 8, 32, 16, device=META, dtype=dtype), torch.empty(1, 2, 32, 16, device=META, dtype=dtype)
     settings = AttentionSettings(0.25, window=4 if masked else None)
     if caller == "sampling":
-        prefix._causal(q[0], k[0], k[0], settings)
+        prefix._causal(q[0], (k[0],), (k[0],), settings)
     else:
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         forest_attention._attend(q, k, k, ForestLayout.of_lengths([32], META), 0, settings, 0.0)
