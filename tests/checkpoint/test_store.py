@@ -51,6 +51,20 @@ def test_another_checkpoint_is_read_where_a_run_removes_the_one_that_is_being_re
         store.read(read, 1)
 
 
+def test_a_reading_that_fails_is_not_repeated_because_a_run_saved_another_checkpoint(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [(1, None, 1)], keep_last=2)
+    read: list[int] = []
+
+    def fails(checkpoint: Checkpoint) -> None:
+        read.append(checkpoint.step)
+        asyncio.run(save_all(tmp_path, [(2, None, 2)], store.config))
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        store.read(fails)
+    assert read == [1]
+
+
 def test_the_callback_may_be_a_coroutine(tmp_path: Path) -> None:
     async def write(folder: Path) -> None:
         await asyncio.sleep(0)
