@@ -48,7 +48,8 @@ class _Process:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # the fork server may have collected it already
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Also the processes that it started, unless they began other sessions."""

@@ -319,7 +319,8 @@ def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint(tmp_path: Path) 
         timeout=60,
     )
     assert "no room for the checkpoint of step 20" in done.stdout, done.stderr
-    assert "it needs larger files than this process may write (4.0 KiB, see ulimit -f)" in done.stdout
+    assert "it needs larger files than this process may write (4.0 KiB)" in done.stdout
+    assert "Raise that limit (ulimit -f), then resume the run" in done.stdout
     assert "Older checkpoints are unchanged" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000010"]
     assert_intact(CheckpointStore(tmp_path).load("latest"))

@@ -24,6 +24,11 @@ def test_a_task_set_has_its_own_defaults_and_not_the_settings_of_the_quickstart(
     [
         ("arithmetic", ["digits=x"], "override 1 (digits=x): digits: expected a whole number, got text 'x'"),
         ("arithmetic", ["digits=2", "digit=3"], "override 2 (digit=3): digit: unknown key. Did you mean 'digits'?"),
+        (
+            "arithmetic",
+            ["digits="],
+            "override 1 (digits=): digits: the value is missing; write digits=null, or digits=",
+        ),
         ("nowhere:Tasks", [], "nowhere:Tasks: data: there is no module 'nowhere'"),
     ],
 )

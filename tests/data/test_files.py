@@ -217,7 +217,7 @@ def test_a_column_that_no_row_has_is_an_error(tmp_path: Path) -> None:
     ):
         read_rows(str(path), Conversation, {"system": "sytem"})
     with pytest.raises(
-        DataError, match=r"rows.jsonl:1: field 'prompt' is missing .*columns.promt must be columns.prompt"
+        DataError, match=r"rows.jsonl:1: field 'prompt' is missing .*in columns.prompt instead of columns.promt"
     ):
         read_rows(str(path), Conversation, {"promt": "prompt"})
 

@@ -22,6 +22,7 @@ from whet.metrics.sinks.jsonl import read_metrics
 from whet.run import run
 from whet.run.build import trained_weights
 from whet.run.evaluate import evaluate
+from whet.run.folder import check_free
 from whet.show.report import write_report
 
 
@@ -32,6 +33,12 @@ def test_a_folder_whose_start_failed_can_be_used_again(tiny_model: Path, tmp_pat
     assert run.start(toy_recipe(tiny_model, steps=1), folder) == folder
     with pytest.raises(ConfigError, match="not empty"):
         run.start(toy_recipe(tiny_model, steps=1), folder)
+
+
+def test_a_folder_that_is_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"link/run: .*link is a link to .*gone, which does not exist"):
+        check_free(tmp_path / "link" / "run")
 
 
 def test_a_folder_whose_rows_were_wrong_can_be_used_again(tiny_model: Path, tmp_path: Path) -> None:

@@ -227,6 +227,13 @@ class Stepless(torch.optim.Optimizer):
     """Has no step."""
 
 
+class Forgetful(torch.optim.SGD):
+    """Keeps the first group of parameters only."""
+
+    def __init__(self, groups, lr):
+        super().__init__(groups[:1], lr=lr)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -234,6 +241,7 @@ class Stepless(torch.optim.Optimizer):
         ({"groups": ({"match": ".", "freeze": True},)}, "freezes every parameter"),
         ({"type": "torch.optim:Nothing"}, "optimizer.type: "),
         ({"type": f"{__name__}:Stepless"}, "Stepless has no step()"),
+        ({"type": f"{__name__}:Forgetful"}, "Forgetful leaves out 1 of the 2 parameters that it gets"),
         ({"type": "torch.nn:Linear"}, "is not derived from torch.optim.Optimizer"),
         ({"type": "torch.optim:Muon"}, "set optimizer.type = muon, which leaves those to AdamW"),
         ({"type": "torch.optim:SGD", "settings": {"speed": 2}}, "optimizer.settings = {'speed': 2} of torch.optim:SGD"),

@@ -172,12 +172,13 @@ class CheckpointStore:
         free = shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0
         why = f" ({error})" if error else ""
         need = f"about {format_bytes(needed)}" if needed > free else "more than is available"
+        advice = "Free some space, or lower checkpoints.keep_last"
         if (limit := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY and needed <= free:
-            need = f"larger files than this process may write ({format_bytes(limit)}, see ulimit -f)"
+            need = f"larger files than this process may write ({format_bytes(limit)})"
+            advice = "Raise that limit (ulimit -f)"
         return CheckpointError(
             f"no room for the checkpoint of step {step}: it needs {need}, and {room_in(self.folder)}{why}. "
-            f"Older checkpoints are unchanged. Free some space, or lower checkpoints.keep_last, "
-            "then resume the run"
+            f"Older checkpoints are unchanged. {advice}, then resume the run"
         )
 
     # Reading

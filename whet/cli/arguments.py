@@ -107,4 +107,5 @@ def _of_task_set(issue: "ConfigIssue", target: str, changes: list[str]) -> "Conf
 
     written = {f"override {n + 1} (data.{change})": f"override {n} ({change})" for n, change in enumerate(changes, 1)}
     where = ({f"override 1 (data={quoted(target)})": target} | written).get(issue.where, issue.where)
-    return replace(issue, key=issue.key.removeprefix("data."), where=where)
+    key = issue.key.removeprefix("data.")
+    return replace(issue, key=key, where=where, message=issue.message.replace(f"{issue.key}=", f"{key}="))

@@ -83,11 +83,12 @@ def _print(manifest: "Manifest") -> None:
     console.print(table)
     for name, tally in manifest.sources.items():
         for what, count in tally.changed.items():
-            print(f"{name}: {what} in {count:,} rows")
+            print(f"{name}: {what} in {count:,} row{'s' * (count != 1)}")
         for what, columns in (("kept", tally.columns), ("left out", tally.left_out)):
             if columns:
                 print(escape_controls(f"{name}: other columns {what}: {', '.join(columns)}"))
         for reason, example in tally.examples.items():
             print(escape_controls(f"{name}: the first row dropped as {reason!r}: {example[:300]}"))
     for split, files in manifest.splits.items():
-        print(f"{split}: {manifest.rows(split):,} rows in {len(files)} file{'s' if len(files) > 1 else ''}")
+        rows = manifest.rows(split)
+        print(f"{split}: {rows:,} row{'s' * (rows != 1)} in {len(files)} file{'s' * (len(files) != 1)}")

@@ -238,7 +238,7 @@ def missing(name: str, fields: Collection[str], columns: Mapping[str, str] | Non
     meant = next(chain(alike, get_close_matches(name, fields, 1), usual), min(fields, default=None))
     rename = "" if meant is None else f"; if {meant!r} is meant, set columns={{{name}: {meant}}}"
     if meant in (columns or {}):
-        rename = f"; columns.{meant} must be columns.{name} if this is meant"
+        rename = f"; if this is the {name}, name its column in columns.{name} instead of columns.{meant}"
     if isinstance(fields, Mapping) and (rows := next((key for key in fields if _are_rows(fields[key])), None)):
         rename = f"; if the list {rows!r} has the rows, write it alone into a file"
     listed = ", ".join(fields) or "none"

@@ -131,6 +131,14 @@ def _of_class(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.op
     with _arguments(config):
         _check_settings(made, config)
         optimizer = build(groups, lr=config.lr, **config.settings)
+    given, kept = (
+        {id(parameter) for group in each for parameter in group["params"]} for each in (groups, optimizer.param_groups)
+    )
+    if dropped := len(given - kept):
+        raise ConfigError(
+            f"optimizer.type = {config.type} leaves out {dropped} of the {len(given)} parameters that it gets, which "
+            "would never change: give all of them to torch.optim.Optimizer.__init__"
+        )
     return optimizer if config.works_on == "numbers" else _gathering(optimizer)
 
 

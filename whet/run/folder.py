@@ -42,8 +42,11 @@ def check_free(folder: Path) -> None:
     """Raise ``ConfigError`` if the folder holds more files than a failed start leaves, or can't be written."""
     check_unicode(str(folder.absolute()), f"--folder {folder}")
     check_writable(folder)
-    if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
-        raise ConfigError(f"--folder {folder}: a file is in the way")
+    for path in (folder, *folder.parents):
+        if path.is_symlink() and not path.exists():
+            raise ConfigError(f"--folder {folder}: {path} is a link to {path.readlink()}, which does not exist")
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"--folder {folder}: a file is in the way")
     if folder.exists() and {path.name for path in folder.iterdir()} - LEFT_BY_A_FAILED_START:
         is_run = (folder / "recipe.yaml").exists()
         advice = f"To continue that run: whet resume {folder}" if is_run else "It is not a run: name another folder"
