@@ -11,6 +11,7 @@ from whet.metrics.sinks.jsonl import JSONLSink
 from whet.show.console import ConsoleSink, ConsoleWriter, plain_line
 from whet.show.curves import Curve, plot
 from whet.show.dashboard import Dashboard
+from whet.show.facts import RunFacts
 from whet.show.metric_catalog import CATALOG, PHASES, show
 from whet.show.summary import print_summary
 
@@ -52,6 +53,15 @@ def test_the_display_says_what_is_trained_and_how_it_goes(tmp_path):
         assert words in text
     dashboard.ended = True
     assert not any(words in "\n".join(drawn(dashboard, 100, 30)) for words in ("left", "so far"))
+
+
+def test_a_run_that_trains_some_of_the_parameters_says_how_many(tmp_path):
+    counts = {"run/parameters": 139_400_000, "run/trained_parameters": 4_884_480}
+    facts = RunFacts.of(tmp_path, {}, counts)
+    assert "139.4M parameters (4.9M trained)" in facts.line()
+    assert dict(facts.rows())["parameters"] == "139.4M (4.9M trained)"
+    assert "139.4M parameters" in (whole := RunFacts.of(tmp_path, {}, {"run/parameters": 139_400_000}).line())
+    assert "trained" not in whole
 
 
 def test_a_number_that_is_not_finite_is_shown_as_such_until_it_is_finite_again(tmp_path):

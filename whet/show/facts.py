@@ -25,6 +25,7 @@ class RunFacts:
     name: str
     model: str = ""
     parameters: float | None = None
+    trained_parameters: float | None = None
     task: str = ""
     algorithm: str = ""
     device: str = ""
@@ -42,11 +43,16 @@ class RunFacts:
 
         model = text("model", "model.path", "model.name", "model")
         steps = reported.get("steps") or _first(recipe, "steps")
-        parameters = reported.get("parameters")
+
+        def number(name: str) -> float | None:
+            value = reported.get(name)
+            return float(value) if isinstance(value, int | float) else None
+
         return cls(
             name=text("name", "name") or escape_controls(folder.resolve().name),
             model=Path(model).name or model,  # without the Hub owner or the folder, to save space
-            parameters=float(parameters) if isinstance(parameters, int | float) else None,
+            parameters=number("parameters"),
+            trained_parameters=number("trained_parameters"),
             task=text("task", "data.type", "data"),
             algorithm=text("algorithm", "algorithm.type", "algorithm"),
             device=text("device"),
@@ -57,16 +63,21 @@ class RunFacts:
 
     def rows(self) -> Rows:
         """Return the non-empty facts."""
-        size = show(self.parameters, "count") if self.parameters else ""
         facts = {
-            "sandbox": self.sandbox, "model": self.model, "parameters": size, "task": self.task,
+            "sandbox": self.sandbox, "model": self.model, "parameters": self._size(), "task": self.task,
             "algorithm": self.algorithm, "device": self.device, "precision": self.precision,
         }  # fmt: skip
         return [(name, text) for name, text in facts.items() if text]
 
     def line(self) -> str:
         """Return the facts in one line."""
-        return " · ".join(f"{text} parameters" if name == "parameters" else text for name, text in self.rows())
+        return " · ".join(self._size(" parameters") if name == "parameters" else text for name, text in self.rows())
+
+    def _size(self, unit: str = "") -> str:
+        if not self.parameters:
+            return ""
+        size, trained = show(self.parameters, "count") + unit, self.trained_parameters
+        return size if trained in (None, self.parameters) else f"{size} ({show(trained, 'count')} trained)"
 
     def without_rates(self) -> Self:
         """Return the facts with only the first reason for the precision: how much faster it is."""
