@@ -126,15 +126,16 @@ def test_overrides_are_accepted(page: Path) -> None:
     refused = "".join(blocks(page, "console")) + prose(page)
     for words in commands(page):
         recipe = words[1] if len(words) > 1 and words[0] in ("train", "show", "eval") else ""
-        if recipe == "quickstart" or ((ROOT / recipe).suffix == ".yaml" and (ROOT / recipe).exists()):
+        named = recipe in ("quickstart", "full-quickstart")
+        if named or ((ROOT / recipe).suffix == ".yaml" and (ROOT / recipe).exists()):
             overrides = [word for word in words[2:] if re.match(r"[a-z_.0-9]+=", word)]
             if not any(f"({word})" in refused for word in overrides):
-                load(Recipe, recipe if recipe == "quickstart" else ROOT / recipe, _numbered(overrides))
+                load(Recipe, recipe if named else ROOT / recipe, _numbered(overrides))
     for code in inline(page):
         words = code.split()
         if all(re.fullmatch(r"[a-z_]+(\.\w+)*=\S+", word) for word in words):
             overrides = [word for word in words if re.split(r"[.=]", word)[0] in Recipe.model_fields]
-            load(Recipe, "quickstart", _numbered(overrides))
+            load(Recipe, "full-quickstart", _numbered(overrides))
 
 
 def _numbered(overrides: list[str]) -> list[str]:

@@ -43,6 +43,14 @@ def test_a_recipe_is_read_at_once_and_without_heavy_libraries(read, recipe):
     assert read[recipe]["seconds"] < 10.0  # of CPU time; 0.1 on a free core
 
 
+@pytest.mark.parametrize("recipe", [name for name in list_recipes() if name.endswith("quickstart")])
+def test_learning_rates_of_all_weights_are_not_taken_for_adapters(recipe):
+    loaded = load(Recipe, recipe).value
+    trains_adapters = loaded.model.lora is not None
+    assert trains_adapters == (recipe == "quickstart")
+    assert (loaded.optimizer.lr > 1e-4) == trains_adapters
+
+
 def complaint(*overrides: str) -> str:
     with pytest.raises(RecipeError) as caught:
         load(Recipe, "quickstart", overrides)

@@ -172,7 +172,7 @@ def test_a_recipe_that_says_router_is_told_what_to_say() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["generator=vllm"], r"model\.lora is not set"),
+        (["generator=vllm", "model.lora=null"], r"model\.lora is not set"),
         (["model.lora={rank: 8}"], r"needs generator = vllm"),
         (["model.lora={rank: 8}", "generator={type: torch, replicas: 2}"], r"needs generator = vllm"),
         (["model.lora={rank: 513}", "generator=vllm"], r"model\.lora\.rank is 513: .* up to 512"),
