@@ -287,8 +287,7 @@ def test_what_was_finished_is_told_if_a_later_set_or_model_fails(
     assert evaluated(endpoint.url, "--on", "gsm8k,mmlu-stem") != 0
     assert "finished before the evaluation ended: gsm8k, accuracy 16.7% of 6 tasks (95%: " in caplog.text
     caplog.clear()
-    endpoint.answers = lambda body: says("\\boxed{1}") if len(endpoint.requests) <= 6 else (401, {"error": "no"})
-    endpoint.requests.clear()
+    endpoint.answers = lambda body: says("\\boxed{1}") if body["model"] == "a" else (401, {"error": "no"})
     assert evaluated(f"{endpoint.url}#a", "--on", "gsm8k", "--against", f"{endpoint.url}#b") != 0
     assert f"{endpoint.url}#a gsm8k, accuracy 16.7% of 6 tasks" in caplog.text
 
