@@ -161,7 +161,8 @@ function drawFacts() {
     element("span", { class: "to" }, values[values.length - 1])) : "";
   place.hero.replaceChildren(element("div", { class: "hero" }, element("div", { class: "box" }, element("p", { class: "label" }, label), turn, table(rows)),
     element("div", { class: "box" }, element("p", { class: "label" }, "run"), element("dl", { class: "facts-grid" }, ...run.rows.flatMap(([name, text]) =>
-      [element("dt", {}, name), element("dd", { class: name === "sandbox" ? "down" : name === "command" ? "code" : "" }, text)])))),
+      [element("dt", {}, name), name === "command" ? element("dd", { class: "code" }, ...text.split(/( )/).map((word) => element("span", {}, word)))
+        : element("dd", { class: name === "sandbox" ? "down" : "" }, text)])))),
     run.warnings.length ? element("div", { class: "warnings" }, element("b", {}, "Worth a look"), element("ul", {}, ...run.warnings.map(([name, text]) =>
       element("li", {}, element("b", {}, name), " " + text)))) : "");
   if (place.recipe.dataset.text !== run.recipe) {
