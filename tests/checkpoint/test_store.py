@@ -51,6 +51,17 @@ def test_another_checkpoint_is_read_where_a_run_removes_the_one_that_is_being_re
         store.read(read, 1)
 
 
+def test_a_reading_that_awaits_is_repeated_too(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [(1, None, 1)], keep_last=1, keep_best=0)
+
+    async def read(checkpoint: Checkpoint) -> bytes:
+        if checkpoint.step == 1:
+            await save_all(tmp_path, [(2, None, 2)], store.config)
+        return (checkpoint.folder / "manifest.json").read_bytes()
+
+    assert asyncio.run(store.read_async(read)) == (tmp_path / "step-000002" / "manifest.json").read_bytes()
+
+
 def test_a_reading_that_fails_is_not_repeated_because_a_run_saved_another_checkpoint(tmp_path: Path) -> None:
     store = store_with(tmp_path, [(1, None, 1)], keep_last=2)
     read: list[int] = []

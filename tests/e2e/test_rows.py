@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from whet.chat.renderer import Renderer
 from whet.checkpoint.export import export
 from whet.data.rows import SupervisedRows
 from whet.learner import worker
+from whet.learner.learner import WorkerLearner
 from whet.learner.worker import LearnerWorker
 from whet.run import run
 from whet.run.rows_feed import RowsFeed, measure_rows
@@ -192,6 +194,26 @@ def test_an_evaluation_looks_up_what_its_run_has_cached(
     file.unlink()
     assert asyncio.run(measure_rows(recipe, folder)) == pytest.approx(found, rel=1e-4)
     assert (len(watched.models), file.exists()) == (1, False)
+
+
+def test_an_evaluation_reads_another_checkpoint_where_a_run_removes_the_one_that_it_reads(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(tmp_path / "texts.jsonl", texts(40))
+    checkpoints = {"every": 1, "keep_last": 2}
+    recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, steps=2, checkpoints=checkpoints)
+    folder = run.start(recipe, tmp_path / "run")
+    read, load = list[str](), WorkerLearner.load
+
+    async def load_while_a_run_removes(learner: WorkerLearner, of_role: Path) -> None:
+        read.append(of_role.parent.name)
+        if len(read) == 1:
+            shutil.rmtree(of_role.parent)
+        await load(learner, of_role)
+
+    monkeypatch.setattr(WorkerLearner, "load", load_while_a_run_removes)
+    assert asyncio.run(measure_rows(recipe, folder))["evaluation/n"] > 0
+    assert sorted(read) == ["step-000001", "step-000002"]
 
 
 def test_rows_beyond_the_limit_are_not_rendered(

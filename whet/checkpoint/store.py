@@ -15,7 +15,7 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -235,14 +235,27 @@ class CheckpointStore:
         """Return what ``read`` makes of the checkpoint that ``load`` returns. If it fails because a run that is
         training removed the checkpoint meanwhile, another one is read."""
         for _ in range(_READINGS - 1):
-            steps = self.steps()
-            try:
+            with self._unless_removed():
                 return read(self.load(which))
-            except Exception as error:
-                if set(steps) <= set(self.steps()):  # none is gone, so that isn't why
-                    raise
-                log.info("the checkpoints changed while one was read (%s); reading again", error)
         return read(self.load(which))
+
+    async def read_async(self, read: Callable[[Checkpoint], Awaitable[T]], which: Which | None = None) -> T:
+        """``read`` with a coroutine function."""
+        for _ in range(_READINGS - 1):
+            with self._unless_removed():
+                return await read(self.load(which))
+        return await read(self.load(which))
+
+    @contextlib.contextmanager
+    def _unless_removed(self) -> Iterator[None]:
+        """Suppress an error if a checkpoint was removed meanwhile."""
+        steps = set(self.steps())
+        try:
+            yield
+        except Exception as error:
+            if steps <= set(self.steps()):  # none is gone, so that isn't why
+                raise
+            log.info("the checkpoints changed while one was read (%s); reading again", error)
 
     def load(self, which: Which | None = None) -> Checkpoint:
         """Return a checkpoint by step, the ``"best"``, or the ``"latest"`` intact one; for None the best if the metric

@@ -43,9 +43,10 @@ class Audit:
 
 def audit(folder: Path) -> Audit:
     """Audit a run folder. Raises ``DataError`` if it has no checkpoint or no ledger."""
-    checkpoint = CheckpointStore(folder / "checkpoints", CheckpointConfig(verify=False)).load_latest()
-    if checkpoint is None:
+    store = CheckpointStore(folder / "checkpoints", CheckpointConfig(verify=False))
+    if store.latest() is None:
         raise DataError(f"{folder} has no checkpoint yet, which the audit needs; audit it after the first checkpoint")
+    checkpoint = store.read(lambda checkpoint: checkpoint, "latest")
     source: JsonObject = checkpoint.state["source"]
     if "next_ticket" not in source:
         raise DataError(f"{folder} draws no prompts (it trains on rows or replays kept groups), so it has no ledger")

@@ -137,17 +137,20 @@ class RowsFeed(Feed):
 async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, float]:
     """Measure the recipe's held-out rows under a run's best checkpoint (the newest if none was evaluated), or under the
     model that a run would start from. Raises ``DataError`` if no row is held out."""
-    from whet.checkpoint.store import CheckpointStore
+    from whet.checkpoint.store import Checkpoint, CheckpointStore
     from whet.run.build import build_renderer, open_cluster, open_learners
 
     recipe, _ = await compute(decide, recipe)
     feed = RowsFeed(recipe, build_renderer(recipe))
-    checkpoint = CheckpointStore(run / "checkpoints", recipe.checkpoints).load() if run is not None else None
     with Scratch("measure") as scratch:  # where learners would dump skipped steps
         async with open_cluster(recipe) as cluster, open_learners(recipe, scratch, cluster) as learners:
-            if checkpoint is not None:
+
+            async def load(checkpoint: Checkpoint) -> None:
                 for role in recipe.algorithm.losses:
                     await learners[role].load(checkpoint.folder / role)
+
+            if run is not None:
+                await CheckpointStore(run / "checkpoints", recipe.checkpoints).read_async(load)
             PROGRESS.begin("evaluating")
             values = await feed.evaluate(learners if run is None else feed.looking_up(learners, run))
     if not values:
