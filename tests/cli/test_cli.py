@@ -108,6 +108,14 @@ def test_the_help_of_prep_shows_a_change_that_prep_takes(folder: Path) -> None:
     load(PrepConfig, folder / "blend.yaml", [text.rpartition(" ")[2].removesuffix(".")])
 
 
+def test_a_used_folder_is_refused_without_a_word_about_the_report_that_is_there(folder: Path) -> None:
+    (folder / "used").mkdir()
+    (folder / "used" / "report.html").touch()
+    result = real("train", "quickstart", "--folder", "used", cwd=folder)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert "it exists and is not empty" in result.stderr
+
+
 def test_a_wrong_recipe_ends_in_one_message_with_code_2_and_no_heavy_import(folder):
     (folder / "bad.yaml").write_text("name: x\noptimizer:\n  lrr: 1\n")
     with childrens_cpu_seconds_below(5):  # 0.5 on a free core

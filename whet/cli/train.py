@@ -38,8 +38,9 @@ def train(
 
     loaded = load(Recipe, recipe, overrides or [])
     check_models(loaded.value)
-    context.obj.run = folder or new_folder(name=loaded.path.stem)
-    check_free(context.obj.run)
+    run_folder = folder or new_folder(name=loaded.path.stem)
+    check_free(run_folder)
+    context.obj.run = run_folder  # only now: the folder of another run has a report of another run
 
     def begin(stop: StopRequest) -> Path:
         from whet.run import run  # takes seconds
