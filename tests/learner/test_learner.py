@@ -208,3 +208,44 @@ def test_a_loss_without_a_gradient_is_named(llama: Path) -> None:
             await learner.update(some_batch(), Constant())
 
     with_learner(config(llama), test)
+
+
+class OfSomeTokens(PolicyGradient):
+    """A loss without a gradient where no token of a micro-batch is below ``below``."""
+
+    below: int
+
+    def __call__(self, output: ModelOutput, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+        mask = batch.trained & (batch.tokens < self.below)
+        value = -(batch.weight * output.logprobs)[mask].sum() if mask.any() else torch.zeros(())
+        return value, Metrics()
+
+
+def test_a_loss_may_have_no_gradient_in_a_micro_batch_and_later_in_a_step(llama: Path) -> None:
+    batch = some_batch()
+    rare = int(batch.tokens[batch.trained].min()) + 1
+    expected = worker(llama).update(whole(batch), OfSomeTokens(below=rare))
+
+    async def test(learner: WorkerLearner) -> None:
+        first = (await learner.update(batch, OfSomeTokens(below=rare))).metrics.result()
+        assert 0 < first["learner/constant"] < first["learner/micro_batches"]
+        assert first["gradient_norm"] == pytest.approx(expected.gradient_norm, rel=1e-5)
+        later = (await learner.update(batch, OfSomeTokens(below=0))).metrics.result()
+        assert (later["learner/constant"], later["gradient_norm"]) == (later["learner/micro_batches"], 0)
+
+    with_learner(config(llama), test)
+
+
+def test_a_metric_of_two_kinds_is_named_with_the_loss_that_records_it(llama: Path) -> None:
+    class TwoKinds(PolicyGradient):
+        def __call__(self, output: ModelOutput, batch: Batch) -> tuple[torch.Tensor, Metrics]:
+            loss, metrics = super().__call__(output, batch)
+            first = bool((batch.tokens == some_batch().tokens[0]).any())
+            return loss, metrics.max("ratio", 1.0) if first else metrics.mean("ratio", 1.0)
+
+    async def test(learner: WorkerLearner) -> None:
+        place = rf"TwoKinds.__call__ \({__file__}:[0-9]+\)"
+        with pytest.raises(DataError, match=place + ": the metric 'ratio' is recorded once as (max|mean) and once as"):
+            await learner.update(some_batch(), TwoKinds())
+
+    with_learner(config(llama), test)

@@ -14,6 +14,8 @@ from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.weights.source import WeightSource
 
+CONSTANT = "learner/constant"  # metric: micro-batches on which the loss had no gradient
+
 
 @dataclass(slots=True, frozen=True)
 class LearnerFacts:

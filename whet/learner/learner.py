@@ -18,7 +18,7 @@ from whet.cluster.base import Cluster, Lead, Placement, WorkerGroup
 from whet.cluster.local import LocalCluster
 from whet.core.batch import Batch, ModelOutput
 from whet.core.packing import Shard, idle_micro_batches, pack
-from whet.learner.base import LearnerFacts, RankUpdate, Top, Update
+from whet.learner.base import CONSTANT, LearnerFacts, RankUpdate, Top, Update
 from whet.learner.config import WorkerConfig
 from whet.learner.model import build_whole
 from whet.learner.worker import LearnerWorker
@@ -42,6 +42,7 @@ class WorkerLearner:
         self._group, self._config, self.facts = group, config, facts
         self.flops = 0.0
         self._transfer: Lead | None = None  # of weights, the last one
+        self._with_gradient = set[type]()  # losses that have had a gradient
 
     @classmethod
     async def launch(cls, cluster: Cluster, config: WorkerConfig, placement: Placement | None = None) -> Self:
@@ -75,10 +76,12 @@ class WorkerLearner:
         """See ``Learner``. Reports the loss's metrics and ``loss``, ``gradient_norm``, ``lr``, ``learner/tokens``
         (trained), ``learner/micro_batches``, ``learner/zero_gradient`` (sequences that were not computed), and
         ``learner/skipped`` (steps). A batch without trained tokens changes nothing and is counted in
-        ``learner/empty``."""
+        ``learner/empty``; a micro-batch on whose outputs the loss doesn't depend, in ``learner/constant``. Raises
+        ``DataError`` if these are all that the loss has had."""
         self._check(batch, loss)
         work = await compute(self._pack_update, batch, loss)
         answers: list[RankUpdate] = await self._group.scatter("update", work.shards, loss) if work.shards else []
+        self._check_gradient(work, loss, answers)
         if answers and answers[0].skipped:
             log.warning("an optimizer step is skipped: %s", answers[0].skipped)
         return await compute(_update, work, loss, answers)
@@ -202,6 +205,13 @@ class WorkerLearner:
             raise WhetError("the batch has no weights; call Batch.weigh before an update")
         if empty := sorted(loss.reads - batch.filled):
             raise WhetError(f"the loss reads the columns {empty}, which are not filled")
+
+    def _check_gradient(self, work: "_Work", loss: Loss, answers: list[RankUpdate]) -> None:
+        constant = sum(answer.metrics.result().get(CONSTANT, 0) for answer in answers)
+        if constant < sum(map(len, work.shards)):
+            self._with_gradient.add(type(loss))
+        elif answers and type(loss) not in self._with_gradient:
+            raise DataError(f"the loss {type(loss).__name__} has no gradient: it doesn't depend on the model's outputs")
 
 
 @dataclass(slots=True, frozen=True)

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.base.errors import DataError, WhetError
+from whet.base.errors import WhetError, naming
 from whet.cluster.base import RankInfo
 from whet.cluster.rendezvous import LOOPBACK
 from whet.core.batch import Batch, ModelOutput, Output
 from whet.core.packing import MicroBatch
 from whet.learner.balance import Balance
-from whet.learner.base import LearnerFacts, RankUpdate, Top
+from whet.learner.base import CONSTANT, LearnerFacts, RankUpdate, Top
 from whet.learner.config import OUTPUTS, OptimizerConfig, WorkerConfig
 from whet.learner.dump import read_dump
 from whet.learner.memory import computing, loading, optimizing
@@ -40,6 +40,7 @@ from whet.learner.profiler import Profiler
 from whet.learner.skipping import SkippedStep
 from whet.learner.state import LearnerState, Progress
 from whet.losses.base import Loss
+from whet.losses.weighted import WeightedLoss
 from whet.metrics import Metrics
 from whet.models.adapters import without_adapters
 from whet.models.attention.forest import supports_forest
@@ -49,6 +50,7 @@ from whet.models.moe.routing import follow_routes
 from whet.parallel.fsdp import reshard
 from whet.parallel.mesh import Ranks, join
 from whet.parallel.parameters import first_not_finite
+from whet.processes.user_code import place_of_user
 from whet.weights.named_weights import requested_weights
 from whet.weights.sender import Sender
 from whet.weights.shared_memory import settle
@@ -226,12 +228,12 @@ class LearnerWorker:
 
         def loss_of(number: int, output: ModelOutput) -> Tensor:
             value, reported = loss(output, of_loss[number])
-            if not value.requires_grad:
-                raise DataError(
-                    f"the loss {type(loss).__name__} has no gradient: it doesn't depend on the model's outputs"
-                )
+            if not value.requires_grad:  # for example where the loss masks all tokens; other ranks wait for this one
+                value = value + sum(column[:0].sum() for column in output.columns().values())
+                reported = Metrics().merge(reported).sum(CONSTANT, 1)
             total.add_(value.detach())
-            metrics.merge(reported)
+            with naming(place_of_user(type(loss), "per_token" if isinstance(loss, WeightedLoss) else "__call__")):
+                metrics.merge(reported)
             logprobs[number] = output.logprobs.detach().float()
             return value
 

@@ -72,7 +72,7 @@ class Metrics:
 
     def merge(self, other: Metrics, prefix: str = "") -> Self:
         """Add ``other``, its names prefixed with ``prefix``; measures of time stay below ``time/``. Raises
-        ``ValueError`` if a name has different kinds."""
+        ``DataError`` if a name has different kinds."""
         if prefix:
             other.read()
         self._later += other._later
@@ -103,7 +103,10 @@ class Metrics:
         if old is None:
             self._cells[name] = _Cell(kind, value, count)
         elif old.kind != kind:
-            raise ValueError(f"metric {name!r} is recorded both as {old.kind} and as {kind}")
+            raise DataError(
+                f"the metric {name!r} is recorded once as {old.kind} and once as {kind}: record it in one way, "
+                "or under two names"
+            )
         elif kind in ("mean", "sum"):
             old.value, old.count = old.value + value, old.count + count
         elif math.isnan(value) or math.isnan(old.value):
