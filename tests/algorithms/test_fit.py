@@ -14,8 +14,12 @@ from whet.algorithms.ppo import PPO
 from whet.algorithms.preference import OnlineDPO
 from whet.algorithms.prime import PRIME
 from whet.base.errors import ConfigError
+from whet.chat.renderer import Renderer
 from whet.config import dump_yaml, load
 from whet.config.explain import annotated_yaml, explain
+from whet.core.types import Group
+from whet.data.row_kinds import Example
+from whet.data.rows import PreferenceRows
 from whet.losses.composite import PolicyLoss
 from whet.losses.off_policy import TIS, IcePop
 from whet.models.config import LoraSettings
@@ -108,6 +112,19 @@ def test_a_reward_model_takes_the_losses_of_its_head(tmp_path: Path, loss: str) 
     path = write_rows(tmp_path / "rows.jsonl", pairs(4))
     made = rows_recipe(tmp_path, "preference", path, {"type": "reward_model", "loss": loss})
     assert made.algorithm.reads == frozenset()
+
+
+class Rated(PreferenceRows):
+    def group(self, row: Example, renderer: Renderer) -> Group:
+        raise NotImplementedError
+
+
+def test_a_margin_that_rows_of_whet_do_not_have_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", pairs(4))
+    algorithm = {"type": "reward_model", "loss": {"type": "bradley_terry", "margin": "rating"}}
+    with pytest.raises(ConfigError, match=r"algorithm\.loss\.margin = 'rating' must be a score of the answers, and"):
+        rows_recipe(tmp_path, "preference", path, algorithm)
+    assert rows_recipe(tmp_path, f"{__name__}:Rated", path, algorithm)
 
 
 def test_a_loss_of_pairs_refuses_rows_with_one_answer_each(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_equal_rewards_are_logged_with_advice(
     assert len(said) == 1
     assert words in said[0]
     assert "whet view RUN" in said[0]
+    assert "Do the weights of several rewards cancel each other" in said[0]
     assert words in capsys.readouterr().err
 
 

@@ -42,8 +42,8 @@ class BradleyTerry(PairLoss):
             return 0.0
         if self.margin not in batch.scores:
             raise DataError(
-                f"loss.margin = {self.margin!r} is not a score of the answers, and rows of whet have none: leave "
-                "it out, or set Episode.scores in the group() of your rows"
+                f"loss.margin = {self.margin!r} is not a score of the answers: leave it out, or set Episode.scores "
+                "in the group() of your rows"
             )
         ratings = batch.scores[self.margin]
         margin = ratings[pairs.chosen] - ratings[pairs.rejected]

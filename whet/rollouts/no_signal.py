@@ -8,8 +8,9 @@ log = logging.getLogger(__name__)
 _STEPS = 3  # consecutive steps before the warning
 
 _WHERE = (
-    "Read some answers (`whet view RUN`) and check the grader (`whet validate RECIPE`): does it find the answer where "
-    "the model writes it? If it does, the tasks are too {}"
+    "Read some answers (`whet view RUN`) and check the grader (`whet validate RECIPE`): does it miss the answer "
+    "where the model writes it? Do the weights of several rewards cancel each other (scores/... in metrics.jsonl)? If "
+    "neither, the tasks are too {}"
 )
 
 

@@ -11,9 +11,10 @@ from whet.config.base import within
 from whet.config.issues import did_you_mean
 from whet.core.types import Distribution
 from whet.data.base import ROWS, Data
-from whet.data.rows import Rows, ScoredRows
+from whet.data.rows import FileRows, Rows, ScoredRows
 from whet.engines.adapters import BASE
 from whet.losses.preference import PairLoss
+from whet.losses.reward_model import BradleyTerry
 from whet.models.config import ModelConfig
 from whet.rollouts.blend import Blend, Part
 from whet.rollouts.filters import OverlongShaping
@@ -41,6 +42,14 @@ def check_parts(recipe: "Recipe") -> None:
         raise ValueError(
             "data is scored, with one answer in a row, but algorithm.loss compares the two answers of a pair; set "
             "algorithm.loss=score_regression, or data.type=preference"
+        )
+    margins = [role.loss.margin for role in recipe.algorithm.roles.values() if isinstance(role.loss, BradleyTerry)]
+    if any(margins) and any(
+        isinstance(part, FileRows) and type(part).group is FileRows.group for part in recipe.data.parts
+    ):
+        raise ValueError(
+            f"algorithm.loss.margin = {margins[0]!r} must be a score of the answers, and rows of whet have none: "
+            "leave it out, or set Episode.scores in the group() of your rows"
         )
     if isinstance(recipe.data, TaskSet) and not recipe.data.grades:
         raise ValueError(
