@@ -155,6 +155,19 @@ def test_a_weight_that_is_too_large_for_float16_is_named(tmp_path: Path, gguf: L
     export(run, tmp_path / "wide", dtype="bfloat16")
 
 
+@pytest.mark.parametrize(("gguf", "value", "kind"), [("q8_0", 1e7, "float16 scales"), ("bf16", 3.4e38, "bfloat16")])
+def test_a_weight_that_is_too_large_for_a_gguf_file_is_named(
+    tmp_path: Path, gguf: Literal["q8_0", "bf16"], value: float, kind: str
+) -> None:
+    base = tiny_llama()
+    with torch.no_grad():
+        base.model.embed_tokens.weight[-1, 5] = value  # of a token that no text has
+    run, _ = make_run(tmp_path, base)
+    with pytest.raises(ConfigError, match=rf"token_embd.weight has the value .*, which is too large for {kind};"):
+        export(run, tmp_path / "out", gguf=gguf)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_chat_template_of_the_recipe_is_exported(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|im_end|>\n{% endfor %}"

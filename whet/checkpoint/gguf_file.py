@@ -90,10 +90,15 @@ def write_gguf(folder: Path, out: Path, kind: GgufType, name: str) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    limits = {
+        gguf.GGMLQuantizationType.F16: (torch.float16, 1),
+        gguf.GGMLQuantizationType.BF16: (torch.bfloat16, 1),
+        gguf.GGMLQuantizationType.Q8_0: (torch.float16, 127),
+    }
     for entry in PROGRESS.each(entries, "tensors"):
         tensor = entry.read().float()
-        if entry.kind == gguf.GGMLQuantizationType.F16:
-            check_range(entry.name, tensor, torch.float16)
+        if entry.kind in limits:
+            check_range(entry.name, tensor, *limits[entry.kind])
         writer.write_tensor_data(gguf.quants.quantize(tensor.numpy(), entry.kind))
     writer.close()
 
