@@ -118,6 +118,12 @@ def test_the_last_closed_box_counts(text, boxed):
         ("5 and a half", "\\frac{11}{2}", True),
         ("5\\text{ and a half}", "5.5", True),
         ("5 and a half", "5", False),
+        ("five and a half", "\\frac{11}{2}", True),
+        ("\\text{Five and one half}", "5.5", True),
+        ("five and a half", "5", False),
+        ("twenty five and a half", "5.5", None),
+        ("-five and a half", "-5.5", None),
+        ("five or five and a half", "5.5", None),
         ("2.5 and a half", "3", None),
         ("0.3333333", "1/3", True),
         ("145°", "145", True),
@@ -200,6 +206,8 @@ def test_votes_are_equal_where_the_grader_finds_the_answers_equal():
     assert len({canonical(given, "10 km") for given in ("10", "10 kg", "10 s")}) == 3
     assert canonical("10 apples", "10") == canonical("10", "10")
     assert canonical("84/2", "42") != canonical("42", "42")
+    assert canonical("\\ln(2)") == canonical("\\ln 2") == canonical("ln 2") != canonical("\\ln(2x)")
+    assert canonical("\\ln(2)x") != canonical("\\ln 2x") == canonical("\\ln(2x)")
     assert canonical("6/8", "3/4") == canonical("3/4", "3/4")
     assert canonical("0.333...", "1/3") == canonical("1/3", "1/3")
 
@@ -394,6 +402,11 @@ def test_hostile_answers_are_just_wrong(grader, hostile, tmp_path, monkeypatch):
         ("\\log_e 2", "\\ln 2", 1),
         ("\\log_{\\mathrm{e}}(2)", "\\ln 2", 1),
         ("\\log_2 2", "\\ln 2", 0),
+        ("\\ln(2)", "\\ln 2", 1),
+        ("ln 2", "\\ln 2", 1),
+        ("2 ln(2)", "2\\ln 2", 1),
+        ("e^{ln 2}", "2", 0),
+        ("lnx 2", "\\ln 2", 0),
         ("x + 15_7", "x + 15", 0),
         ("\\not= 192", "192", 0),
         ("x \\neq 192", "192", 0),

@@ -26,6 +26,8 @@ from whet.tasks.math.written_numbers import equal, is_open_division, read_number
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _LAST_NUMBER = re.compile(rf"[+-]?(?:{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?")
 
+_ARGUMENT = re.compile(r"(\\(?:sin|cos|tan|log|ln)) ?\(([0-9A-Za-z]+)\)(?![0-9A-Za-z({\\^_])")
+
 
 class _NeedsWorker(Exception):
     """The comparison involves a formula, which only a worker process may parse."""
@@ -122,7 +124,7 @@ def canonical(given: str, gold: str = "") -> str:
     tidied = tidy(given)
     number, gold_number = read_number(tidied), read_number(tidy(gold))
     if number is None or (gold_number and is_open_division(number, gold_number)):
-        return squeezed(tidied)
+        return squeezed(_ARGUMENT.sub(r"\1 \2", tidied))
     if number.base is not None:
         digits, base = number.base
         return f"{digits} in base {base}"

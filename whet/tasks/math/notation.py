@@ -41,6 +41,7 @@ _REWRITES = [
         (r"\\(?:text)?color\s*\{[A-Za-z]+\}", ""),
         (r"\\text\{\s*(?i:(?:the )?(?:final )?answer(?: is)?) ?:?\s*\}|^\s*\*\*|\*\*\s*$", ""),
         (r"\\text\{(sin|cos|tan|sec|csc|cot|arcsin|arccos|arctan|log|ln)\}", r"\\\1 "),
+        (r"(?<![\\A-Za-z])(sin|cos|tan|log|ln)(?=\s*[0-9({\\])", r"\\\1 "),
         (r"\\log\s*_\s*(?:e|(?:\\text)?\{\s*e\s*\}|\{\s*\\text\{e\}\s*\})", r"\\ln "),
         (r"\\(?:mathbf|boldsymbol|mathit|bm|textbf)\s*\{([A-Za-z]|[^{}A-Za-z]*)\}", r"\1"),
         (r"\\leq?(?![A-Za-z])|≤", r"\\le "),

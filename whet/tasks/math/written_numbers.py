@@ -26,6 +26,7 @@ _WORDS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
 ]  # fmt: skip
+_AND_A_HALF = re.compile(rf"({'|'.join(_WORDS)}) and (?:a|one) half", re.IGNORECASE)
 _BASE = re.compile(
     r"\(?0*([0-9][0-9A-Za-z ]*)\)?\s*"
     r"(?:_\s*(?:\{\s*(?:\\text\{\s*)?(\w+)\s*\}?\s*\}|([0-9]))"
@@ -116,7 +117,7 @@ def read_number(text: str) -> Number | None:
         elif (text.startswith("{") or (text.startswith("(") and "," not in text)) and whole(text):
             text = text[1:-1].strip()
         elif (inner := re.fullmatch(r"\\text\{([^{}]*)\}", text)) and (
-            re.search("[0-9]", text) or inner[1].strip().casefold() in _WORDS
+            re.search("[0-9]", text) or inner[1].strip().casefold() in _WORDS or _AND_A_HALF.fullmatch(inner[1].strip())
         ):
             text = inner[1].strip()
         else:
@@ -125,6 +126,8 @@ def read_number(text: str) -> Number | None:
         return _in_base(match, sign)
     if (word := text.casefold()) in _WORDS and not signs:
         return Number(Fraction(_WORDS.index(word)), "integer", unit=currency)
+    if (match := _AND_A_HALF.fullmatch(text)) and not signs:
+        return Number(_WORDS.index(match[1].casefold()) + Fraction(1, 2), "mixed", unit=currency)
     scale = 0
     if match := _SCALED.fullmatch(text):
         scale, rest = _SCALES[match[3]], match[4].strip()
