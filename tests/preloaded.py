@@ -19,6 +19,7 @@ import whet.parallel.megatron
 import whet.run.run
 import whet.show
 from whet.base.errors import ConfigError
+from whet.base.extras import without
 from whet.tasks.adapters import reasoning_gym
 from whet.tasks.instructions.checks import registry
 from whet.tasks.math import grader
@@ -36,7 +37,7 @@ for package in (
     whet.show,
 ):
     for module in iter_modules(package.__path__, f"{package.__name__}."):
-        with suppress(ImportError):
+        with suppress(ImportError), without("wandb"):
             import_module(module.name)
 
 with suppress(ImportError):

@@ -2,8 +2,11 @@
 
 import json
 import subprocess
+import sys
 import tomllib
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from packaging.requirements import Requirement
 
 from tests.ancestor import Ancestor
 from tests.toy import toy_recipe, write_recipe
-from whet.base.extras import EXTRAS, MissingExtraError, extra, require
+from whet.base.extras import EXTRAS, MissingExtraError, extra, require, without
 
 ROOT = Path(__file__).parent.parent
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -45,6 +48,21 @@ for name in set(everything) - set(hidden):
 from whet.cli.main import main
 main(words)
 """
+
+
+def test_a_package_is_hidden_from_the_imports_of_others_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hidden_for_a_while.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with without("hidden_for_a_while"):
+        assert find_spec("hidden_for_a_while") is None
+        with pytest.raises(ImportError):
+            import_module("hidden_for_a_while")
+    there = import_module("hidden_for_a_while")
+    with without("hidden_for_a_while"):
+        assert import_module("hidden_for_a_while") is there
+    assert sys.modules.pop("hidden_for_a_while") is there
 
 
 def modules_of(name: str) -> list[str]:

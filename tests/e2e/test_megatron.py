@@ -70,8 +70,12 @@ def test_a_run_gets_the_rewards_of_torch(
 
 
 @pytest.mark.slow
-def test_a_run_with_the_distributed_optimizer_gets_the_rewards_of_fsdp(tmp_path: Path) -> None:
+def test_a_run_with_the_distributed_optimizer_gets_the_rewards_of_fsdp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("megatron.core", reason=NEEDED)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))  # of the ranks
+    (tmp_path / "temporary").mkdir()
     model, learner = save_tiny_model(tmp_path / "model", tiny_qwen3), MEGATRON | {"precision": "float32"}
     expected = trained(model, tmp_path / "fsdp", 12, learner, **on(fsdp=2))
     found = trained(model, tmp_path / "shared", 12, learner | {"distributed_optimizer": True}, **on(fsdp=2))
@@ -80,6 +84,7 @@ def test_a_run_with_the_distributed_optimizer_gets_the_rewards_of_fsdp(tmp_path:
     assert [line["gradient_norm"] for line in found] == pytest.approx(
         [line["gradient_norm"] for line in expected], rel=1e-4
     )
+    assert not list((tmp_path / "temporary").glob("tmp*")), "the packages that a rank imports leave nothing"
 
 
 @pytest.mark.parametrize(

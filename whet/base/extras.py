@@ -5,6 +5,7 @@
 """
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -48,6 +49,19 @@ def extra(name: str, purpose: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise missing(name, purpose, error) from error
+
+
+@contextmanager
+def without(package: str) -> Iterator[None]:
+    """Inside, imports of others take an optional package for missing, unless it is imported already."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.modules.pop(package, None)
 
 
 def require(name: str, purpose: str, *modules: str) -> None:

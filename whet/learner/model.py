@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.base.errors import WhetError
-from whet.base.extras import extra
+from whet.base.extras import extra, without
 from whet.core.batch import Batch, ModelOutput, Output
 from whet.learner.base import Top
 from whet.learner.config import Precision
@@ -209,7 +209,8 @@ def _of_megatron(
         )
     with extra("megatron", "learner.type=megatron"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="megatron")  # about optional packages, and old settings
-        from whet.parallel.megatron.build import build_megatron
+        with without("wandb"):  # it would leave two temporary folders of each rank, which ends by a kill
+            from whet.parallel.megatron.build import build_megatron
 
         model, shards = build_megatron(build, ranks, device, whole)
     model.shards, model.lockstep, model.device = shards, ranks is not None, device
