@@ -6,6 +6,7 @@ import json
 import resource
 import socket
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -248,6 +249,23 @@ def test_a_connection_without_a_valid_token_is_closed_after_a_time() -> None:
 
     with contextlib.suppress(asyncio.IncompleteReadError):
         asyncio.run(go())
+
+
+def test_a_request_that_has_arrived_in_time_is_answered_however_late_the_loop_is() -> None:
+    async def go() -> None:
+        async with scene("ok") as at:
+            at.endpoint._connections.patience = 0.2
+            reader, writer = await asyncio.open_connection(at.endpoint.config.host, at.endpoint.port)
+            while not len(at.endpoint._connections):
+                await asyncio.sleep(0)
+            head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {at.address.api_key}\r\n\r\n"
+            writer.write(head.encode())
+            time.sleep(0.3)  # the loop is blocked
+            async with asyncio.timeout(60):
+                assert b" 200 " in await reader.readline()
+            writer.close()
+
+    asyncio.run(go())
 
 
 SERVER = """

@@ -129,7 +129,8 @@ def test_an_episode_is_undisturbed_by_200_hostile_clients(caplog: pytest.LogCapt
             async with scene("hello there", kind=Streaming, config=EndpointConfig(calls=None), max_turns=1000) as at:
                 model = at.model
                 assert isinstance(model, Streaming)
-                at.endpoint._connections.limit, at.endpoint._connections.patience = 100, 5.0
+                at.endpoint._connections.limit = 100
+                at.endpoint._connections.patience = 120.0  # the episode's client may be slow on a busy machine, too
                 before = open_files()
                 crowd = [asyncio.create_task(hostile(at, KINDS[n % len(KINDS)])) for n in range(clients)]
                 said = ["hi"]

@@ -68,8 +68,16 @@ class Connections:
             self._idle.pop(client)[1].cancel()
 
     def _set_idle(self, client: Client, transport: asyncio.Transport) -> None:
-        timer = asyncio.get_running_loop().call_later(self.patience, self._abort, client)
-        self._idle[client] = transport, timer
+        loop = asyncio.get_running_loop()
+
+        def expire() -> None:
+            if self._idle.get(client) is idle:
+                self._abort(client)
+
+        # In the turn of the loop after that, so that a request which has arrived by then is read before, even if the
+        # loop is late.
+        idle = transport, loop.call_later(self.patience, loop.call_soon, expire)
+        self._idle[client] = idle
 
     def _abort(self, client: Client) -> None:
         transport, timer = self._idle.pop(client)
