@@ -16,7 +16,6 @@ import pytest
 import typer
 
 from tests.ancestor import Ancestor
-from tests.cpu_time import childrens_cpu_seconds_below
 from tests.forks import finished, program_fork, whet_fork
 from whet import __version__
 from whet.base.errors import ConfigError
@@ -57,10 +56,10 @@ def real(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return played(plain(), "from whet.cli import main\nmain()", *words, folder=cwd)
 
 
-def started(*words: str, cwd: Path, module: str = "tests.cli.stand_in") -> subprocess.CompletedProcess[str]:
-    """The same in a new process."""
+def started(*words: str, cwd: Path, cpu_s: int, module: str = "tests.cli.stand_in") -> subprocess.CompletedProcess[str]:
+    """The same in a new process, which is killed if it computes for longer than ``cpu_s`` seconds."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", module, *words]
+    command = ["sh", "-c", f'ulimit -t {cpu_s} && exec "$@"', "sh", sys.executable, "-m", module, *words]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
@@ -75,9 +74,8 @@ def folder(tmp_path):
 
 
 def test_help_answers_at_once_and_imports_nothing_heavy(folder):
-    with childrens_cpu_seconds_below(3):  # 0.2 on a free core
-        result = started("--help", cwd=folder, module="whet")
-    assert result.returncode == 0
+    result = started("--help", cwd=folder, module="whet", cpu_s=3)  # 0.2 on a free core
+    assert result.returncode == 0, result.stderr
     for command in ("train", "resume", "eval", "show", "view", "export", "doctor", "recipes"):
         assert command in result.stdout
     code = (
@@ -118,8 +116,7 @@ def test_a_used_folder_is_refused_without_a_word_about_the_report_that_is_there(
 
 def test_a_wrong_recipe_ends_in_one_message_with_code_2_and_no_heavy_import(folder):
     (folder / "bad.yaml").write_text("name: x\noptimizer:\n  lrr: 1\n")
-    with childrens_cpu_seconds_below(5):  # 0.5 on a free core
-        result = started("train", "bad.yaml", "steps=abc", cwd=folder)
+    result = started("train", "bad.yaml", "steps=abc", cwd=folder, cpu_s=5)  # 0.5 on a free core
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith("error: 2 problems in the recipe:")
     assert "bad.yaml:3: optimizer.lrr: unknown key. Did you mean 'lr'?" in result.stderr
