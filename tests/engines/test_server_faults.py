@@ -19,6 +19,7 @@ from tests.engines.server_double import Answer, Running, application, doubles
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.weights.collected import Listed
 from whet.base.errors import ConfigError, GeneratorError, RefitError, WhetError
+from whet.cluster.rendezvous import LOOPBACK, Reservation
 from whet.engines.base import Engine, SamplingParams
 from whet.engines.server.client import Client
 from whet.engines.server.config import RemoteConfig
@@ -232,8 +233,8 @@ def test_a_server_that_cannot_serve_the_run_is_refused_before_any_weight_is_sent
 
 
 def test_where_nothing_listens_the_servers_are_to_be_started() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    reserved = Reservation(LOOPBACK)
+    url = f"http://{reserved.address}"
     alone = engine([url])
 
     async def body() -> None:

@@ -6,7 +6,6 @@ second. Results are returned by rank; an exception of a rank fails the test with
 
 import os
 import pickle
-import socket
 import tempfile
 import time
 import traceback
@@ -66,10 +65,3 @@ def _run(file: Path, function: Callable[..., Any], rendezvous: str, rank: int, a
 
 def info_of(rendezvous: str, rank: int, ranks: int, ranks_per_shard: int) -> RankInfo:
     return RankInfo(rank, ranks, rank // ranks_per_shard, ranks // ranks_per_shard, rendezvous)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from tests.contracts.fault_contract import eventually
 from tests.learner.parts import PolicyGradient
 from tests.parallel.cases import Case, build, build_errors
-from tests.parallel.ranks import free_port, info_of, on_ranks
+from tests.parallel.ranks import info_of, on_ranks
 from tests.parallel.skipping import assert_skipped, poisoned, skip
 from whet.base.errors import WhetError
 from whet.cluster.local import LocalCluster
+from whet.cluster.rendezvous import LOOPBACK, Reservation
 from whet.learner.config import LearnerConfig, WorkerConfig
 from whet.learner.dump import read_dump
 from whet.learner.learner import WorkerLearner
@@ -188,8 +189,9 @@ def test_a_rank_does_not_wait_indefinitely_for_another(models, tmp_path):
 
 
 def test_a_rank_that_meets_no_other_rank_raises():
-    with pytest.raises(WhetError, match=r"rank 0 did not meet the other 1 ranks at 127.0.0.1:\d+ within 1 s"):
-        join(ParallelConfig(fsdp=2), info_of(f"127.0.0.1:{free_port()}", 0, 2, 1), CPU, 1.0)
+    reserved = Reservation(LOOPBACK)
+    with pytest.raises(WhetError, match=f"rank 0 did not meet the other 1 ranks at {reserved.address} within 1 s"):
+        join(ParallelConfig(fsdp=2), info_of(reserved.address, 0, 2, 1), CPU, 1.0)
 
 
 def test_ranks_wait_longer_for_each_other_than_a_call_of_them_may_take(models):
@@ -197,8 +199,9 @@ def test_ranks_wait_longer_for_each_other_than_a_call_of_them_may_take(models):
     learner = LearnerConfig(deadline=1.0)
     model, parallel = ModelConfig(path=str(models["llama"])), ParallelConfig(fsdp=2)
     config = WorkerConfig(model=model, learner=learner, parallel=parallel)
-    with pytest.raises(WhetError, match=r"did not meet the other 1 ranks at 127.0.0.1:\d+ within 1\.1 s"):
-        LearnerWorker(config, info_of(f"127.0.0.1:{free_port()}", 0, 2, 1))
+    reserved = Reservation(LOOPBACK)
+    with pytest.raises(WhetError, match=rf"did not meet the other 1 ranks at {reserved.address} within 1\.1 s"):
+        LearnerWorker(config, info_of(reserved.address, 0, 2, 1))
 
 
 def test_sizes_must_match_the_placement(models):

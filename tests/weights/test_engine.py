@@ -2,7 +2,6 @@
 bytes go through real shared memory and files. What a real engine does is in ``test_vllm.py``."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from tests.weights.collected import Listed, weights_of
 from tests.weights.test_in_process import learn_something
 from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError
 from whet.cluster.lease import Devices
+from whet.cluster.rendezvous import LOOPBACK, Reservation
 from whet.core.types import Distribution
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.router import Router
@@ -557,10 +557,9 @@ def test_an_engine_that_dies_is_named_although_the_learner_noticed_it_first(
 
 
 def test_a_learner_that_is_not_where_it_should_be_is_an_error_at_the_deadline() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(DeadlineError, match=rf"not connect at 127\.0\.0\.1:{port} within 1 s"):
-        join(torch.device("cpu"), 1, "127.0.0.1", port, 2, "gloo", 1.0)
+    reserved = Reservation(LOOPBACK)
+    with pytest.raises(DeadlineError, match=f"not connect at {reserved.address} within 1 s"):
+        join(torch.device("cpu"), 1, LOOPBACK, int(reserved.address.rpartition(":")[2]), 2, "gloo", 1.0)
 
 
 def test_a_bucket_that_is_read_while_the_next_one_is_written_shows(
