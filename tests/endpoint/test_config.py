@@ -51,7 +51,7 @@ def test_clients_are_answered_over_tls_under_the_advertised_name(tmp_path: Path)
                     assert address.base_url == f"https://localhost:{secure.port}/v1"
                     trust = ssl.create_default_context(cafile=str(made))
                     headers = {"authorization": f"Bearer {address.api_key}"}
-                    async with httpx.AsyncClient(verify=trust, headers=headers) as client:
+                    async with httpx.AsyncClient(verify=trust, headers=headers, timeout=60) as client:
                         body = {"model": "m", "messages": [user("hi")]}
                         answer = await client.post(f"{address.base_url}/chat/completions", json=body)
                     assert answer.json()["choices"][0]["message"]["content"] == "ok"

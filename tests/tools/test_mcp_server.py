@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.contracts.fault_contract import eventually
 from whet.core.types import ToolCall
 from whet.tools.mcp_server import MCPConnection, MCPServer
 from whet.tools.tool import Tool
@@ -30,14 +31,14 @@ def run(use: Callable[[MCPConnection], Awaitable[None]], settings: MCPServer) ->
             await use(connection)
         finally:
             await connection.close()
-        assert not [child for child in psutil.Process().children() if runs_the_server(child)]
+        assert not [child for child in psutil.Process().children() if runs(child, "server.py")]
 
     asyncio.run(opened())
 
 
-def runs_the_server(process: psutil.Process) -> bool:
+def runs(process: psutil.Process, word: str) -> bool:
     try:
-        return "server.py" in " ".join(process.cmdline())
+        return word in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # has ended; ZombieProcess is one of these
         return False
 
@@ -133,8 +134,8 @@ def test_a_run_may_end_while_a_server_starts(caplog: pytest.LogCaptureFixture) -
         asyncio.run(start_and_end(milliseconds))
     gc.collect()
     assert not caplog.records
-    own = psutil.Process().children(recursive=True)
-    assert not any("a server starts" in process.cmdline() for process in own if process.is_running())
+    started = psutil.Process().children(recursive=True)
+    assert eventually(lambda: not any(runs(process, "a server starts") for process in started))
 
 
 def test_a_command_that_is_not_there_is_named() -> None:

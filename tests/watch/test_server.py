@@ -120,8 +120,9 @@ def test_nothing_can_be_changed_and_no_path_leads_to_a_file(run):
             assert server.get(path).status_code == 404
         for query in ({"at": "../1:0"}, {"at": "1:-1"}, {"at": "1:7"}, {"at": "1"}, {}):
             assert server.get("rollout", **query).status_code == 400
-        assert httpx.post(f"{server.base}charts", params={"token": server.token}).status_code == 405
-        assert httpx.delete(server.base, params={"token": server.token}).status_code == 405
+        named = {"params": {"token": server.token}, "timeout": WAIT}
+        assert httpx.post(f"{server.base}charts", **named).status_code == 405
+        assert httpx.delete(server.base, **named).status_code == 405
 
 
 @pytest.mark.parametrize(

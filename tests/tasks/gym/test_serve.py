@@ -147,7 +147,7 @@ def test_it_listens_until_it_is_ended() -> None:
         serving = asyncio.create_task(serve(TASKS, "127.0.0.1", 0, ready.set_result))
         try:
             address = await asyncio.wait_for(ready, 60)
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=60) as client:
                 reward = (await client.post(f"{address}/verify", content=RIGHT, headers=JSON)).json()["reward"]
                 foreign = await client.post(f"{address}/verify", content=RIGHT, headers=JSON | {"origin": "http://x"})
             with pytest.raises(ConfigError, match=r"can't listen on 127\.0\.0\.1"):
