@@ -39,6 +39,7 @@ def test_no_two_shards_are_packed_at_once_and_a_sent_message_is_dropped() -> Non
     def send(call: Call) -> None:
         with call.packed(pack) as message:
             assert message in alive
+            del message
 
     calls = shards(5, ranks=3)
     threads = [start(lambda call=call: send(call)) for _ in range(3) for call in calls]  # type: ignore[misc]

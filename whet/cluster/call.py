@@ -59,6 +59,7 @@ class Call:
         try:
             yield packed
         finally:
+            del packed  # before the next shard's turn
             with self._lock:
                 self._left -= 1
                 if not self._left:

@@ -106,7 +106,7 @@ class Child:
                 end = None if seconds is None else time.monotonic() + seconds
                 with request() if callable(request) else contextlib.nullcontext(request) as message:
                     _send(self._socket, message, end, files)
-                del message
+                    del message
                 return _receive(self._socket, end)[0]
             except TimeoutError:
                 pass
