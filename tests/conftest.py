@@ -38,6 +38,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # learners would take the GPUs, whose bits and ranks are not a CPU's
 
 
+def pytest_sessionstart() -> None:
+    """The garbage collector may run finalizers in a test's deepest recursion. They fail there, and pytest, which would
+    warn of that, failed the test because it had no room on the stack either."""
+    warn = sys.unraisablehook
+
+    def warn_of_others(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, RecursionError):
+            warn(unraisable)
+
+    sys.unraisablehook = warn_of_others
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Modules and tests stay to the end: the garbage collector need not look at their millions of objects each time."""
