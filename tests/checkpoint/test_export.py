@@ -18,6 +18,7 @@ from whet.base.files import load_tensors, save_tensors
 from whet.base.staged_folder import staged_folder
 from whet.checkpoint.export import export
 from whet.checkpoint.manifest import CheckpointError
+from whet.checkpoint.rounding import kept_share, warn_of_rounding
 from whet.checkpoint.store import CheckpointStore
 from whet.config import dump_yaml
 from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
@@ -166,6 +167,22 @@ def test_a_weight_that_is_too_large_for_a_gguf_file_is_named(
     with pytest.raises(ConfigError, match=rf"token_embd.weight has the value .*, which is too large for {kind};"):
         export(run, tmp_path / "out", gguf=gguf)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_export_says_if_rounding_takes_away_what_was_learned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, _ = make_run(tmp_path, tiny_llama(dtype=torch.bfloat16))
+    base = load_tensors(tmp_path / "base" / "model.safetensors")
+    export(run, tmp_path / "far")
+    export(run, tmp_path / "same", dtype="float32")
+    assert "of what the run changed" not in caplog.text
+    near = {name: tensor.float() * (1 + 2**-12) for name, tensor in base.items()}
+    assert kept_share(near, tmp_path / "base", torch.bfloat16) == 0.0
+    assert kept_share(near, tmp_path / "base", torch.float32) == pytest.approx(1.0)
+    assert kept_share(base, tmp_path / "base", torch.bfloat16) is None
+    warn_of_rounding(near, tmp_path / "base", torch.bfloat16)
+    assert "in bfloat16 about 0% of what the run changed is left" in caplog.text
 
 
 def test_the_chat_template_of_the_recipe_is_exported(tmp_path: Path) -> None:

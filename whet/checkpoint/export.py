@@ -219,9 +219,10 @@ def _write_model(
 ) -> str:
     import torch
 
+    from whet.checkpoint.rounding import warn_of_rounding
     from whet.fetch.adapter import merged_model
     from whet.fetch.casting import cast_model
-    from whet.models.loading import load_model_config
+    from whet.models.loading import load_model_config, resolve
 
     base = getattr(load_model_config(config), "dtype", None)
     saved = torch_dtype(dtype) if dtype else base or torch.float32
@@ -231,6 +232,7 @@ def _write_model(
     else:
         if hasattr(model, "merge_and_unload"):
             model = merged_model(model)  # in float32, so that the sum is rounded only once
+        warn_of_rounding(model.state_dict(), resolve(config), saved)
         model = cast_model(model, saved)
         if megatron:
             model.config.dtype = saved
