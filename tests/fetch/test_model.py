@@ -120,3 +120,10 @@ def test_a_folder_with_a_gguf_file_is_named_as_one(tmp_path: Path) -> None:
     (tmp_path / "model-q8_0.gguf").touch()
     with pytest.raises(WhetError, match="holds a model as GGUF, which is for llama"):
         fetching.check_model(str(tmp_path))
+
+
+def test_the_folder_of_a_run_is_named_as_one_with_the_command_that_writes_its_model(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(WhetError, match=f"is the folder of a run; write its model with whet export {tmp_path} --out"):
+        fetching.check_model(str(tmp_path))

@@ -121,7 +121,10 @@ class HttpClient:
             await answer.aclose()
         if cookies is not None:
             cookies.extract_cookies(answer)
-        return Answer(answer.status_code, content.decode("utf-8", "replace"), _wait(answer.headers))
+        text = content.decode("utf-8", "replace")
+        if answer.has_redirect_location:  # which is not followed: it may be a page to log in, or another party's
+            text = f"it sends to {answer.headers['location']}; name the address that answers"
+        return Answer(answer.status_code, text, _wait(answer.headers))
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -80,6 +80,11 @@ def check_model(path: str) -> None:
                 )
             if any(folder.glob("*.gguf")):
                 raise WhetError(f"{folder} holds a model as GGUF, which is for llama.cpp; name one in safetensors")
+            if (folder / "checkpoints").is_dir() and (folder / "recipe.yaml").is_file():
+                raise WhetError(
+                    f"{folder} is the folder of a run; write its model with whet export {folder} --out FOLDER, and "
+                    "name that folder"
+                )
             raise WhetError(f"model folder {folder} has no config.json; name the folder with the model's files")
     elif not _HUB_ID.fullmatch(path):
         raise WhetError(

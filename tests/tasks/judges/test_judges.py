@@ -136,6 +136,14 @@ def test_a_persistent_failure_is_an_error_not_a_verdict(bad: Any) -> None:
 def test_a_request_that_is_refused_stops_the_run() -> None:
     with pytest.raises(ConfigError, match="HTTP 404: no such model"):
         ask(lambda _: httpx.Response(404, text="no such model"))
+    moved = httpx.Response(307, headers={"Location": "http://elsewhere.test/login"})
+    with pytest.raises(ConfigError, match=r"HTTP 307: it sends to http://elsewhere\.test/login; name the"):
+        ask(lambda _: moved)
+
+
+def test_an_answer_that_is_not_of_the_api_is_quoted() -> None:
+    with pytest.raises(JudgeError, match=r"JSONDecodeError: .*, in the answer '<html>Log in first"):
+        ask(lambda _: httpx.Response(200, text="<html>Log in first"), JUDGE.model_copy(update={"retries": 0}))
 
 
 def only_short(body: dict[str, Any]) -> httpx.Response | str:

@@ -144,7 +144,8 @@ class JudgeClient:
                 replies += 1
                 raise
             except (ValueError, LookupError, TypeError) as error:
-                raise UnansweredError(f"{type(error).__name__}: {error}") from None
+                reason = f"{type(error).__name__}: {error}, in the answer {answer.text[:200]!r}"
+                raise UnansweredError(reason) from None
 
         try:
             return await retried(attempt, judge.retries, "judge", name)
