@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from tests.toy import Lowercase, toy_recipe, write_recipe
 from whet.base.errors import ConfigError
@@ -358,6 +360,17 @@ def test_the_folder_of_a_model_may_have_any_name(
             evaluated(name, "--on", "gsm8k", "--limit", "1", "sampling.max_new_tokens=4", "generator.dtype=float32")
             == 0
         )
+
+
+def test_the_folder_of_an_adapter_is_a_model(
+    benchmarks: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path / "cache"))
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(r=2, task_type="CAUSAL_LM"))
+    model.save_pretrained(tmp_path / "adapter")
+    monkeypatch.chdir(tmp_path)
+    words = ("--on", "gsm8k", "--limit", "1", "sampling.max_new_tokens=4", "generator.dtype=float32")
+    assert evaluated("adapter", *words) == 0
 
 
 def test_the_split_of_the_command_is_that_of_each_named_set(

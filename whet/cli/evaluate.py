@@ -150,6 +150,7 @@ def _is_url(name: str) -> bool:
 
 def _is_model(name: str) -> bool:
     """Return whether a target is a model, not a run or a recipe."""
+    from whet.fetch.adapter import is_adapter
     from whet.fetch.artifacts import PREFIX
     from whet.fetch.smollm2 import NAME
 
@@ -158,6 +159,7 @@ def _is_model(name: str) -> bool:
         or name.startswith(PREFIX)
         or _is_url(name)
         or (Path(name) / "config.json").is_file()
+        or is_adapter(Path(name))
         or _on_hub(name)
     )
 
