@@ -19,7 +19,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 unexport PYTHONDONTWRITEBYTECODE
 
 # Variables that make a newer processor behave like one without AVX-512 and bfloat16.
-AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .PHONY: quickstart install install-vllm install-gym install-agents install-torchao install-adapters test test-avx2 test-quickstart-avx2 test-slow test-vllm test-gym test-agents test-torchao lint docs picture clean
 

@@ -5,6 +5,7 @@ import torch
 
 from whet.engines.torch.decode_attention import DecodeCache
 from whet.engines.torch.prefix import Prefill, Prefix
+from whet.engines.torch.row_counts import Split, split_of
 from whet.models.attention.dense import AttentionSettings
 
 
@@ -93,3 +94,70 @@ def test_a_token_after_a_cached_prefix_gets_the_same_bits_as_in_the_whole_prompt
         )
         assert torch.equal(whole, expected)
         assert torch.equal(rest, expected[cached:])
+
+
+def prompt_of(length: int, group: int, dtype: torch.dtype) -> Prefix:
+    prefill = Prefill([length], [Prefix(0)])
+    prefill.attend(0, *(torch.randn(1, n, length, 32).to(dtype) for n in (2 * group, 2, 2)), AttentionSettings(0.3))
+    return prefill.prefixes[0]
+
+
+def decode(prompts: list[Prefix], counts: list[int], group: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return what the first row attends to in its last step. Row i begins ``max(counts) - counts[i]`` steps late."""
+    cache, steps = DecodeCache(len(prompts), torch.device("cpu")), max(counts)
+    order = sorted(range(len(prompts)), key=lambda row: -counts[row])
+    for step in range(steps):
+        cache.join(prompts[row] for row in order if counts[row] == steps - step)
+        rows = order[: cache.active]
+        padded, _ = cache.begin()
+        new = [torch.zeros(1, n, padded, 32, dtype=dtype) for n in (2 * group, 2, 2)]
+        for place, row in enumerate(rows):
+            seeded = torch.Generator().manual_seed(10_000 * row + step - (steps - counts[row]))
+            for target in new:
+                target[0, :, place] = torch.randn(target.shape[1], 32, generator=seeded).to(dtype)
+        out = cache.attend(0, *new, AttentionSettings(0.3))[0]
+        cache.commit()
+    return out[rows.index(0)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_gets_the_same_bits_next_to_a_longer_one(dtype: torch.dtype) -> None:
+    """Kernels add up the products of many keys in parts, whose sizes depend on the number of keys."""
+    torch.manual_seed(0)
+    prompts = [prompt_of(100, 3, dtype), prompt_of(300, 3, dtype)]
+    assert torch.equal(decode(prompts, [650, 1030], 3, dtype), decode(prompts[:1], [650], 3, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 16])
+def test_a_row_gets_the_same_bits_however_many_share_its_prompt(group: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    prompt = prompt_of(150, group, dtype)
+    alone = decode([prompt], [2], group, dtype)
+    for others in (1, 4, 8, 15, 20):
+        crowd = decode([prompt] * (1 + others), [2] + [3] * others, group, dtype)  # the first row comes last
+        assert torch.equal(crowd, alone), f"with {others} others"
+
+
+@pytest.mark.parametrize("split", [Split(1, 6), Split(1, 8), Split(2, 4), Split(3, 4)])
+def test_rows_are_found_again_in_the_products_that_they_are_split_into(split: Split) -> None:
+    rows = torch.arange(30).view(5, 6)
+    arranged = split.arrange(rows)
+    assert len(arranged) == 5 * split.products * split.rows
+    assert torch.equal(arranged[split.places(5, 6, rows.device)], rows)
+    tiles = arranged.view(split.products, 5, split.rows) // 6
+    assert torch.equal(tiles, torch.arange(5)[:, None].expand_as(tiles)), "a product's rows belong to its tile"
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_products_that_are_split_have_the_same_results(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    prompts = [prompt_of(150, group, torch.float64)] * 9
+    whole = decode(prompts, [3] * 9, group, torch.float64)
+    for split in (Split(1, 60), Split(4, 16)):
+        monkeypatch.setattr("whet.engines.torch.decode_attention.split_of", lambda *_, split=split, **__: split)
+        torch.testing.assert_close(decode(prompts, [3] * 9, group, torch.float64), whole, atol=1e-12, rtol=0)
+
+
+def test_products_on_a_gpu_are_not_tried_on_the_cpu() -> None:
+    assert split_of(7, 128, torch.empty(1, 64, device="meta"), 64) == Split(1, 7)

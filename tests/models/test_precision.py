@@ -12,7 +12,7 @@ from whet.models import precision, rates
 from whet.models.precision import Instructions, choose_precision
 from whet.models.rates import Rates, Shapes, measure
 
-OLDER = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+OLDER = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
 @pytest.fixture(autouse=True)
@@ -102,12 +102,13 @@ def test_a_processor_without_bfloat16_is_measured_as_one():
     code = (
         "from whet.models.precision import Instructions, choose_precision as choose\n"
         "choice, here = choose(None, 'cpu'), Instructions.here()\n"
-        "print(choice.precision, choice.emulates, here.instructions, here.bfloat16_products, here.oneDNN_limit)"
+        "print(choice.precision, choice.emulates, here.instructions, here.bfloat16_products)\n"
+        "print(here.oneDNN_limit, here.MKL_limit)"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | OLDER, capture_output=True, text=True, timeout=120, check=True
     )
-    assert ran.stdout.split() == ["float32", "True", "AVX2", "no", "AVX2"]
+    assert ran.stdout.split() == ["float32", "True", "AVX2", "no", "AVX2", "AVX2"]
 
 
 def test_the_facts_of_this_machine_are_plain_and_the_same_each_time():

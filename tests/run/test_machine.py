@@ -147,6 +147,16 @@ def test_a_run_keeps_its_decision_and_says_where_its_bits_can_not_be_the_same(fo
     assert json.loads((tmp_path / machine.FILE).read_text()) == kept, "where it began stays on record"
 
 
+def test_a_fact_that_an_older_record_lacks_is_not_a_difference(folder, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(precision, "measure", lambda *_: FAST)
+    begun = machine.decide_run(asking(folder), tmp_path, resuming=False)
+    kept = json.loads((tmp_path / machine.FILE).read_text())
+    del kept["instructions"]["MKL_limit"]
+    (tmp_path / machine.FILE).write_text(json.dumps(kept))
+    assert machine.decide_run(begun, tmp_path, resuming=True) == begun
+    assert not warned(caplog)
+
+
 def test_a_run_that_is_resumed_in_another_precision_says_so(folder, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(precision, "measure", lambda *_: FAST)
     machine.decide_run(asking(folder), tmp_path, resuming=False)

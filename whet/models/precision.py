@@ -39,6 +39,7 @@ class Instructions:
     instructions: str  # of the CPU, as torch uses them: AVX2, AVX512 ...
     bfloat16_products: str  # of the CPU, by oneDNN: yes or no
     oneDNN_limit: str  # of its instructions (ONEDNN_MAX_CPU_ISA), or none
+    MKL_limit: str  # the same of MKL (MKL_ENABLE_INSTRUCTIONS)
     threads: int
     torch: str
 
@@ -49,6 +50,7 @@ class Instructions:
             instructions=torch.backends.cpu.get_cpu_capability(),
             bfloat16_products="yes" if multiplies_bfloat16() else "no",
             oneDNN_limit=os.environ.get("ONEDNN_MAX_CPU_ISA") or "none",
+            MKL_limit=os.environ.get("MKL_ENABLE_INSTRUCTIONS") or "none",
             threads=torch.get_num_threads(),
             torch=torch.__version__,
         )

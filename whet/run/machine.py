@@ -137,7 +137,7 @@ def _devices(recipe: "Recipe", starts: bool) -> tuple[Device, Device]:
 def _changed(before: dict[str, str | int | bool], now: dict[str, str | int | bool]) -> str:
     """Return the differing facts, each with the value before and now."""
     return ", ".join(
-        f"{name.replace('_', ' ')} {before.get(name)}, here {value}"
+        f"{name.replace('_', ' ')} {before[name]}, here {value}"
         for name, value in now.items()
-        if before.get(name) != value
+        if name in before and before[name] != value
     )

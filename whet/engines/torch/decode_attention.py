@@ -6,13 +6,14 @@ determines the kind of forward pass: :class:`Prefill` for packed prompts, or the
 in flight. Its keys are in two places: the prompt's in pages, which other rows may share, the completion's in the row's
 part of the cache. The softmax runs over both.
 
-A row's result must not depend on other rows, to the bit. So the number of rows of every product is a multiple of four
-(matrix kernels treat remainders differently), every padding is a multiple of ``BLOCK`` and is multiplied by an exact
-zero, and padded keys come last in their part. A prompt's KV cache must not depend on how much of it was cached before
-either: it is computed in tiles at fixed positions.
+A row's result must not depend on other rows, to the bit. So every product has as many keys as all others of its kind,
+and a number of rows that treats each row alike (see ``row_counts``), and padding is multiplied by an exact zero. A
+prompt's KV cache must not depend on how much of it was cached before either: it is computed in tiles at fixed
+positions.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from operator import add
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from whet.engines.torch.pages import PAGE, Pages
 from whet.engines.torch.prefix import Prefix
 from whet.engines.torch.products import Products
+from whet.engines.torch.row_counts import split_of
 from whet.engines.torch.tiles import BLOCK, Lanes, padded, resized
 from whet.models.attention.dense import AttentionSettings, score_dtype, softmax
 
@@ -67,9 +69,10 @@ def register() -> None:
 class DecodeCache:
     """The KV cache of rows ``0 .. active - 1``, each with a (shared) prompt and the tokens of its completion.
 
-    A completion's keys per layer: [capacity, kv_heads, span, D], where ``span`` grows in blocks: batched products are
-    fast only on tensors without gaps. Use: ``join`` and ``leave`` change the rows, ``begin`` starts a forward pass over
-    new tokens of each row, and ``commit`` says how many of them stay.
+    A completion's keys per layer: [capacity, blocks, kv_heads, BLOCK, D], where ``span``, the tokens of all blocks,
+    grows with the longest completion: batched products are fast only on tensors without gaps. Use: ``join`` and
+    ``leave`` change the rows, ``begin`` starts a forward pass over new tokens of each row, and ``commit`` says how many
+    of them stay.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
@@ -83,7 +86,7 @@ class DecodeCache:
         self.pages = Pages()
         self._biases: dict[int | None, Tensor] = {}
         self._indexed_span = 0
-        self._products: dict[tuple[int, int], Products] = {}  # by kv heads, and query heads of each
+        self._products: dict[tuple[int, ...], Products] = {}  # by kv heads, query heads of each, and their widths
 
     @property
     def active(self) -> int:
@@ -101,7 +104,7 @@ class DecodeCache:
         self.pages.leave(row)
         if row != last:
             for cached in self.keys + self.values:
-                cached[row, :, : self.lengths[last]] = cached[last, :, : self.lengths[last]]
+                cached[row] = cached[last]
             self.prefixes[row], self.lengths[row] = self.prefixes[last], self.lengths[last]
         self.prefixes.pop()
         self.lengths.pop()
@@ -126,7 +129,9 @@ class DecodeCache:
         if self.pages.index(lanes) or self._indexed_span != self.span:
             self._indexed_span, self._products = self.span, {}
             self._prompt_span = PAGE * max(map(len, self.pages.rows))
-            self._turns = lanes.turns([(row, 0, row) for row in range(rows)], rows, 1)
+            blocks = self.span // BLOCK
+            members = [(row, block, row * blocks + block) for row in range(rows) for block in range(blocks)]
+            self._turns = lanes.turns(members, rows * blocks, 1)
         return total, [prefix.length + prefix.shift + length for prefix, length in places] + padding
 
     def commit(self, counts: Sequence[int] | None = None) -> None:
@@ -141,8 +146,9 @@ class DecodeCache:
             needed = max(needed, 2 * self.span)  # a GPU's allocator keeps every size that was once requested
         self.span = -(-needed // BLOCK) * BLOCK
         first = self.prefixes[0]
-        self.keys = resized(self.keys, first.keys, self.capacity, self.span)
-        self.values = resized(self.values, first.values, self.capacity, self.span)
+        blocks = self.span // BLOCK
+        self.keys = resized(self.keys, first.keys, (self.capacity, blocks), BLOCK)
+        self.values = resized(self.values, first.values, (self.capacity, blocks), BLOCK)
 
     def _bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Return the bias of scores, [lanes, 1, 1, prompt span + completion span]: 0 where a lane sees the key, -inf
@@ -164,25 +170,29 @@ class DecodeCache:
         (_, heads, lanes, width), kv_heads = query.shape, key.shape[1]
         written, rows = len(self._rows), padded(self.active)
         row_keys, row_values = self.keys[layer], self.values[layer]
-        row_keys[self._rows, :, self._lengths[:written]] = key[0].transpose(0, 1)[:written]
-        row_values[self._rows, :, self._lengths[:written]] = value[0].transpose(0, 1)[:written]
-        products = self._products_of(lanes, kv_heads, heads // kv_heads)
+        block, inside = self._lengths[:written] // BLOCK, self._lengths[:written] % BLOCK
+        row_keys[self._rows, block, :, inside] = key[0].transpose(0, 1)[:written]
+        row_values[self._rows, block, :, inside] = value[0].transpose(0, 1)[:written]
+        q = query[0].transpose(0, 1).reshape(lanes * heads, width)
+        products = self._products_of(q, value.shape[-1], lanes, kv_heads)
         tiles = [
             (kind.keys[layer][: len(kind.tiles)], kind.values[layer][: len(kind.tiles)])
             for kind in self.pages.kinds.values()
             for _ in kind.turns
         ]
-        tiles += [(row_keys[:rows], row_values[:rows])] * len(self._turns)
-        q = query[0].transpose(0, 1).reshape(lanes * heads, width)
+        tiles += [(row_keys[:rows].flatten(0, 1), row_values[:rows].flatten(0, 1))] * len(self._turns)
         scores = products.scores(q, [keys for keys, _ in tiles]).to(score_dtype(q.dtype)).view(lanes, heads, 1, -1)
         p = softmax(scores, settings, self._bias(settings.window, scores.dtype)).to(row_values.dtype)
         out = products.results(p.reshape(lanes * heads, -1), [values for _, values in tiles])
         return out.view(1, lanes, heads, -1)
 
-    def _products_of(self, lanes: int, kv_heads: int, group: int) -> Products:
-        if (products := self._products.get((kv_heads, group))) is None:
+    def _products_of(self, queries: Tensor, value_width: int, lanes: int, kv_heads: int) -> Products:
+        group = len(queries) // lanes // kv_heads
+        key = kv_heads, group, queries.shape[-1], value_width
+        if (products := self._products.get(key)) is None:
             parts = [(turn, PAGE, 0) for kind in self.pages.kinds.values() for turn in kind.turns]
-            parts += [(turn, self.span, self._prompt_span) for turn in self._turns]
-            products = Products(parts, lanes, kv_heads, group, self._prompt_span + self.span)
-            self._products[kv_heads, group] = products
+            parts += [(turn, BLOCK, self._prompt_span) for turn in self._turns]
+            split = partial(split_of, tokens=PAGE, like=queries, value_width=value_width)
+            products = Products(parts, lanes, kv_heads, group, self._prompt_span + self.span, split)
+            self._products[key] = products
         return products

@@ -34,8 +34,8 @@ class Tiles:
         size, needed = len(self.keys[0]) if self.keys else 0, len(self.tiles) + number
         if needed > size:
             size = max(needed, size * 5 // 4)  # little more than is used: a tile takes megabytes
-            self.keys = resized(self.keys, like.keys, size, PAGE)
-            self.values = resized(self.values, like.values, size, PAGE)
+            self.keys = resized(self.keys, like.keys, (size,), PAGE)
+            self.values = resized(self.values, like.values, (size,), PAGE)
 
     def add(self, source: Source, page: int, prefix: Prefix) -> "Tile":
         self.reserve(1, prefix)

@@ -1,9 +1,10 @@
 """The tiles of keys and values that rows in flight attend to, and the turns of the products with them.
 
-A *tile* is a page of a prompt and up to ``places`` rows that share it (see ``pages``); the completion of a row is a
-tile with one place. The queries of a forward pass are its *lanes*. Usually a row has one lane. A row with guessed
-tokens has one for its newest token and one for each guess. Products are then computed in turns, in each of which a row
-has at most one lane: every product has the shape that it has without guesses, and so the same result, to the bit.
+A *tile* is a page of a prompt and up to ``places`` rows that share it (see ``pages``), or ``BLOCK`` tokens of the
+completion of a row, with one place. The queries of a forward pass are its *lanes*. Usually a row has one lane. A row
+with guessed tokens has one for its newest token and one for each guess. Products are then computed in turns, in each of
+which a row has at most one lane: every product has the shape that it has without guesses, and so the same result, to
+the bit.
 """
 
 from collections.abc import Sequence
@@ -22,15 +23,15 @@ def padded(rows: int) -> int:
     return -(-rows // ROWS) * ROWS
 
 
-def resized(old: list[Tensor], like: list[tuple[Tensor, ...]], rows: int, tokens: int) -> list[Tensor]:
-    """Return the tensor of each layer, [rows, kv_heads, tokens, D], with the part of the old one that fits, and zeros.
-    Each replaces the old one in its list at once, so that memory is freed early."""
+def resized(old: list[Tensor], like: list[tuple[Tensor, ...]], sizes: tuple[int, ...], tokens: int) -> list[Tensor]:
+    """Return the tensor of each layer, [*sizes, kv_heads, tokens, D], with the part of the old one that fits, and
+    zeros. Each replaces the old one in its list at once, so that memory is freed early."""
     new = []
     for layer, (x, *_) in enumerate(like):
-        target = x.new_zeros(rows, x.shape[0], tokens, x.shape[2])
+        target = x.new_zeros(*sizes, x.shape[0], tokens, x.shape[2])
         if old:
-            kept = min(tokens, old[layer].shape[2])
-            target[: len(old[layer]), :, :kept] = old[layer][:, :, :kept]
+            kept = tuple(slice(min(pair)) for pair in zip(sizes, old[layer].shape, strict=False))
+            target[kept] = old[layer][kept]
             old[layer] = target
         new.append(target)
     return new
