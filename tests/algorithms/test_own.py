@@ -1,9 +1,11 @@
 """Losses, algorithms and presets from outside the package."""
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.e2e.test_learning import lines
@@ -164,3 +166,17 @@ def test_an_estimator_that_changes_the_rewards_or_divides_by_no_spread_is_named_
         Centres()(batch)
     with pytest.raises(DataError, match=r"Divides\.estimate \(.*: the advantages of group '.*' are not finite: a divi"):
         Divides()(batch)
+
+
+def test_the_group_of_an_advantage_that_is_not_finite_is_named() -> None:
+    batch = Batch.from_groups(random_groups(0))
+
+    class OfLastToken(Advantage):
+        def estimate(self, batch: Batch) -> Credit:
+            advantages = torch.zeros(len(batch))
+            advantages[batch.trained_tokens[-1]] = math.nan
+            return Credit(advantages)
+
+    uid = batch.group_uids[int(batch.group[-1])]
+    with pytest.raises(DataError, match=rf"OfLastToken\.estimate \(.*: the advantages of group '{uid}' are not finite"):
+        OfLastToken()(batch)
