@@ -17,6 +17,7 @@ from whet.models.packed_linear import PackedLinear
 SIZES = (4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256)
 _REFERENCE = 64
 _ALIGNMENT = 64  # bytes
+_NUMBERS = 256  # results that are compared at each place of a block: a few can agree by chance
 Product = Callable[[Tensor], Tensor]
 _chosen: dict[tuple[object, ...], Sequence[int]] = {}
 
@@ -71,27 +72,31 @@ def sizes_for(layer: nn.Linear, packed: bool) -> Sequence[int]:
 @torch.no_grad()
 def _agreeing(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, packed: bool) -> Sequence[int]:
     """Compare products of sums that cancel: their results are rounding errors alone, which show any other order of
-    addition. Each row is computed at another place of a block than in the reference, since its place can matter, too.
+    addition; with a bias, also other sums, in which it is added first or last. Each row is computed at another place of
+    a block than in the reference, since its place can matter, too.
     """
     random = torch.Generator().manual_seed(0)
     half = -(-inputs // 2)
     terms, factors = (torch.randn(count, half, generator=random).to(dtype) for count in (2 * SIZES[-1], outputs))
-    x = torch.cat([terms, -terms], 1)[:, :inputs].contiguous()
     layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias, dtype=dtype)
     layer.weight.copy_(torch.cat([factors, factors], 1)[:, :inputs])
-    if bias:
-        layer.bias.zero_()
     if packed:
         PackedLinear(layer)
     product = _product(layer)
-    expected = torch.cat([product(part) for part in x.split(_REFERENCE)])
-    order = torch.randperm(len(x), generator=random)
+    order = torch.randperm(len(terms), generator=random)
+    trials = max(2, -(-_NUMBERS // outputs))
 
-    def agrees(size: int) -> bool:
-        rows = order[: 2 * size]
-        return all(torch.equal(product(x[part]), expected[part]) for part in rows.split(size))
+    def agrees(size: int, x: Tensor, expected: Tensor) -> bool:
+        parts = (order.roll(trial)[:size] for trial in range(trials))
+        return all(torch.equal(product(x[part]), expected[part]) for part in parts)
 
-    sizes = tuple(size for size in SIZES if size == _REFERENCE or agrees(size))
+    sizes: Sequence[int] = SIZES
+    for sign in (-1, 1)[: 1 + bias]:
+        if bias:
+            layer.bias.copy_(torch.randn(outputs, generator=random) * (sign > 0))
+        x = torch.cat([terms, sign * terms], 1)[:, :inputs].contiguous()
+        expected = torch.cat([product(part) for part in x.split(_REFERENCE)])
+        sizes = tuple(size for size in sizes if size == _REFERENCE or agrees(size, x, expected))
     if packed:
         del layer.forward  # a cycle, which would keep both copies of the weight
     return sizes

@@ -60,7 +60,7 @@ def _chosen(rows: int, shapes: tuple[tuple[int, int, bool], ...], dtype: torch.d
 def _agreement(inputs: int, outputs: int, transposed: bool, dtype: torch.dtype) -> Callable[[int], bool]:
     """Return a function that says whether products [rows, inputs] x [inputs, outputs] with a number of rows treat each
     row like the reference. Their sums cancel, so that they consist of rounding errors, which show any other order."""
-    random, matrices, half = torch.Generator().manual_seed(0), 3, -(-inputs // 2)
+    random, matrices, half = torch.Generator().manual_seed(0), 8, -(-inputs // 2)
     terms = torch.randn(matrices, 1, half, generator=random)
     row = torch.cat([terms, -terms], 2)[..., :inputs].to(dtype)
     factors = torch.randn(matrices, outputs, half, generator=random)
