@@ -181,8 +181,14 @@ def test_an_export_says_if_rounding_takes_away_what_was_learned(
     assert kept_share(near, tmp_path / "base", torch.bfloat16) == 0.0
     assert kept_share(near, tmp_path / "base", torch.float32) == pytest.approx(1.0)
     assert kept_share(base, tmp_path / "base", torch.bfloat16) is None
-    warn_of_rounding(near, tmp_path / "base", torch.bfloat16)
-    assert "in bfloat16 about 0% of what the run changed is left" in caplog.text
+    (run / "machine.json").write_text('{"generator": "bfloat16"}')  # then rounded weights have answered
+    warn_of_rounding(near, tmp_path / "base", torch.bfloat16, run)
+    assert "of what the run changed" not in caplog.text
+    for text in ('{"generator": "float32"}', '{"generator": null}', "[", "[]"):
+        caplog.clear()
+        (run / "machine.json").write_text(text)
+        warn_of_rounding(near, tmp_path / "base", torch.bfloat16, run)
+        assert "in bfloat16 about 0% of what the run changed is left" in caplog.text
 
 
 def test_the_chat_template_of_the_recipe_is_exported(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def export(
             model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config, policy)
             if padding is not None:
                 model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
-            saved_as = _write_model(model, config, staging, adapter_only, "float32" if gguf else dtype, megatron)
+            saved_as = _write_model(model, config, staging, adapter_only, "float32" if gguf else dtype, megatron, run)
             kind: Kind = (
                 "reward model" if judges else "adapter" if adapter_only else "megatron" if megatron else "policy"
             )
@@ -216,6 +216,7 @@ def _write_model(
     adapter_only: bool,
     dtype: FileDtype | None,
     megatron: bool,
+    run: Path,
 ) -> str:
     import torch
 
@@ -232,7 +233,7 @@ def _write_model(
     else:
         if hasattr(model, "merge_and_unload"):
             model = merged_model(model)  # in float32, so that the sum is rounded only once
-        warn_of_rounding(model.state_dict(), resolve(config), saved)
+        warn_of_rounding(model.state_dict(), resolve(config), saved, run)
         model = cast_model(model, saved)
         if megatron:
             model.config.dtype = saved

@@ -1,6 +1,7 @@
 """The loss of what a run has learned where its weights are rounded to a narrower type. A base model in bfloat16 lies on
 the grid of that type, so a change of less than half a step of the grid is rounded away."""
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +15,12 @@ log = logging.getLogger(__name__)
 _ALARM = 0.9
 
 
-def warn_of_rounding(weights: Mapping[str, Tensor], base: Path, dtype: torch.dtype) -> None:
-    """Warn if little of what a run changed is left in ``dtype``. ``base`` is the folder of the model that it started
-    from."""
-    kept = kept_share(weights, base, dtype) if dtype != torch.float32 else None
+def warn_of_rounding(weights: Mapping[str, Tensor], base: Path, dtype: torch.dtype, run: Path) -> None:
+    """Warn if little of what a run changed is left in ``dtype``, unless its engine has sampled in that type: then
+    rounded weights have answered in the run, too. ``base`` is the folder of the model that it started from."""
+    if dtype == torch.float32 or _sampled_in(run) == str(dtype).removeprefix("torch."):
+        return
+    kept = kept_share(weights, base, dtype)
     if kept is not None and kept < _ALARM:
         log.warning(
             "in %s about %.0f%% of what the run changed is left: most changes are smaller than the steps of this type, "
@@ -42,3 +45,12 @@ def kept_share(weights: Mapping[str, Tensor], base: Path, dtype: torch.dtype) ->
         except (OSError, SafetensorError):
             return None
     return rounded / exact if exact else None
+
+
+def _sampled_in(run: Path) -> str | None:
+    """Return the type of the weights with which a run's engine has sampled; None if there is no record of it."""
+    try:
+        decision = json.loads((run / "machine.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return decision.get("generator") if isinstance(decision, dict) else None
