@@ -115,8 +115,13 @@ def test_a_reward_model_takes_the_losses_of_its_head(tmp_path: Path, loss: str) 
 
 
 class Rated(PreferenceRows):
+    """Preferences whose two answers have the score "rating"."""
+
     def group(self, row: Example, renderer: Renderer) -> Group:
-        raise NotImplementedError
+        group = super().group(row, renderer)
+        for episode, rating in zip(group.episodes, (2.0, 1.0), strict=True):
+            episode.scores["rating"] = rating
+        return group
 
 
 def test_a_margin_that_rows_of_whet_do_not_have_is_refused(tmp_path: Path) -> None:

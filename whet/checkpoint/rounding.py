@@ -48,7 +48,7 @@ def kept_share(weights: Mapping[str, Tensor], base: Path, dtype: torch.dtype) ->
 
 
 def _sampled_in(run: Path) -> str | None:
-    """Return the type of the weights with which a run's engine has sampled; None if there is no record of it."""
+    """Return the dtype in which a run's engine sampled, or None if the run has not recorded it."""
     try:
         decision = json.loads((run / "machine.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
