@@ -125,6 +125,8 @@ class DecodeCache:
         self._lengths = torch.tensor([length for _, length in places] + padding, device=self.device)
         self._prompts = torch.tensor([prefix.length for prefix, _ in places] + padding, device=self.device)
         self._rows = torch.tensor(lanes.row, device=self.device)
+        lengths = self._lengths[: len(self._rows)]
+        self._written = self._rows, lengths // BLOCK, slice(None), lengths % BLOCK  # the places of the new tokens
         self._biases = {}
         if self.pages.index(lanes) or self._indexed_span != self.span:
             self._indexed_span, self._products = self.span, {}
@@ -170,9 +172,8 @@ class DecodeCache:
         (_, heads, lanes, width), kv_heads = query.shape, key.shape[1]
         written, rows = len(self._rows), padded(self.active)
         row_keys, row_values = self.keys[layer], self.values[layer]
-        block, inside = self._lengths[:written] // BLOCK, self._lengths[:written] % BLOCK
-        row_keys[self._rows, block, :, inside] = key[0].transpose(0, 1)[:written]
-        row_values[self._rows, block, :, inside] = value[0].transpose(0, 1)[:written]
+        row_keys[self._written] = key[0].transpose(0, 1)[:written]
+        row_values[self._written] = value[0].transpose(0, 1)[:written]
         q = query[0].transpose(0, 1).reshape(lanes * heads, width)
         products = self._products_of(q, value.shape[-1], lanes, kv_heads)
         tiles = [
