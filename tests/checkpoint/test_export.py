@@ -56,7 +56,7 @@ def read_back(*exported: tuple[Path, str]) -> list[dict[str, Any]]:
 
 
 def make_run(
-    folder: Path, base: Any, lora: LoraSettings | None = None, chat_template: str | None = None
+    folder: Path, base: Any, lora: LoraSettings | None = None, chat_template: str | None = None, change: float = 0.05
 ) -> tuple[Path, torch.Tensor]:
     """Return (a run with one checkpoint, at step 3, saved by a real learner; the learner's logits of TOKENS)."""
     base.save_pretrained(folder / "base")
@@ -71,7 +71,7 @@ def make_run(
     with torch.no_grad():
         for parameter in worker.model.parameters():
             if parameter.requires_grad:
-                parameter += 0.05 * torch.randn_like(parameter)
+                parameter += change * torch.randn_like(parameter)
     run = folder / "run"
     run.mkdir()
     recipe = {"description": "counting | sheep", "steps": 3, "model": model.model_dump(mode="json")}
@@ -182,13 +182,26 @@ def test_an_export_says_if_rounding_takes_away_what_was_learned(
     assert kept_share(near, tmp_path / "base", torch.float32) == pytest.approx(1.0)
     assert kept_share(base, tmp_path / "base", torch.bfloat16) is None
     (run / "machine.json").write_text('{"generator": "bfloat16"}')  # then rounded weights have answered
-    warn_of_rounding(near, tmp_path / "base", torch.bfloat16, run)
+    warn_of_rounding(near, tmp_path / "base", torch.bfloat16, run, "--dtype float32")
     assert "of what the run changed" not in caplog.text
     for text in ('{"generator": "float32"}', '{"generator": null}', "[", "[]"):
         caplog.clear()
         (run / "machine.json").write_text(text)
-        warn_of_rounding(near, tmp_path / "base", torch.bfloat16, run)
+        warn_of_rounding(near, tmp_path / "base", torch.bfloat16, run, "--dtype float32")
         assert "in bfloat16 about 0% of what the run changed is left" in caplog.text
+
+
+def test_a_gguf_file_says_if_rounding_takes_away_what_was_learned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, _ = make_run(tmp_path, tiny_llama(dtype=torch.bfloat16), change=1e-6)
+    kinds: tuple[Literal["f32", "q8_0"], ...] = ("f32", "q8_0")
+    for kind in kinds:
+        export(run, tmp_path / kind, gguf=kind)
+        assert "of what the run changed" not in caplog.text
+    export(run, tmp_path / "bf16", gguf="bf16")
+    assert "of what the run changed is left" in caplog.text
+    assert "Write it in float32 (--gguf f32)" in caplog.text
 
 
 def test_the_chat_template_of_the_recipe_is_exported(tmp_path: Path) -> None:

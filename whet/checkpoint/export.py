@@ -103,7 +103,7 @@ def export(
             model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config, policy)
             if padding is not None:
                 model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
-            saved_as = _write_model(model, config, staging, adapter_only, "float32" if gguf else dtype, megatron, run)
+            saved_as = _write_model(model, config, staging, adapter_only, dtype, gguf, megatron, run)
             kind: Kind = (
                 "reward model" if judges else "adapter" if adapter_only else "megatron" if megatron else "policy"
             )
@@ -215,6 +215,7 @@ def _write_model(
     staging: Path,
     adapter_only: bool,
     dtype: FileDtype | None,
+    gguf: GgufType | None,
     megatron: bool,
     run: Path,
 ) -> str:
@@ -226,14 +227,16 @@ def _write_model(
     from whet.models.loading import load_model_config, resolve
 
     base = getattr(load_model_config(config), "dtype", None)
-    saved = torch_dtype(dtype) if dtype else base or torch.float32
+    saved = torch.float32 if gguf else torch_dtype(dtype) if dtype else base or torch.float32
     if adapter_only:
         model.peft_config["default"].base_model_name_or_path = _portable_name(config)
         cast_model(model, saved).save_pretrained(staging, save_embedding_layers=False)
     else:
         if hasattr(model, "merge_and_unload"):
             model = merged_model(model)  # in float32, so that the sum is rounded only once
-        warn_of_rounding(model.state_dict(), resolve(config), saved, run)
+        # q8_0 is not among them: a base model's weights don't lie on its grid, so that small changes count on average
+        written = {"f16": torch.float16, "bf16": torch.bfloat16}.get(gguf or "", saved)
+        warn_of_rounding(model.state_dict(), resolve(config), written, run, "--gguf f32" if gguf else "--dtype float32")
         model = cast_model(model, saved)
         if megatron:
             model.config.dtype = saved

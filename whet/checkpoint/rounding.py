@@ -15,17 +15,18 @@ log = logging.getLogger(__name__)
 _ALARM = 0.9
 
 
-def warn_of_rounding(weights: Mapping[str, Tensor], base: Path, dtype: torch.dtype, run: Path) -> None:
+def warn_of_rounding(weights: Mapping[str, Tensor], base: Path, dtype: torch.dtype, run: Path, advice: str) -> None:
     """Warn if little of what a run changed is left in ``dtype``, unless its engine has sampled in that type: then
-    rounded weights have answered in the run, too. ``base`` is the folder of the model that it started from."""
+    rounded weights have answered in the run, too. ``base`` is the folder of the model that it started from, ``advice``
+    the option that writes float32."""
     if dtype == torch.float32 or _sampled_in(run) == str(dtype).removeprefix("torch."):
         return
     kept = kept_share(weights, base, dtype)
     if kept is not None and kept < _ALARM:
         log.warning(
             "in %s about %.0f%% of what the run changed is left: most changes are smaller than the steps of this type, "
-            "so the written model is behind the run's. Write it in float32 (--dtype float32)",
-            str(dtype).removeprefix("torch."), 100 * max(0.0, kept),
+            "so the written model is behind the run's. Write it in float32 (%s)",
+            str(dtype).removeprefix("torch."), 100 * max(0.0, kept), advice,
         )  # fmt: skip
 
 
