@@ -15,7 +15,7 @@ from whet.core.types import Message, Status
 from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.episode import run_episode
 from whet.rollouts.sampling import Sampling
-from whet.rollouts.session import LimitReached, Recording, Session
+from whet.rollouts.session import LimitReached, PromptTooLong, Recording, Session
 from whet.tasks.base import Observation, Step
 
 RENDERER = Renderer(tiny_tokenizer())
@@ -262,6 +262,16 @@ def test_a_call_keeps_the_id_that_the_model_wrote_unless_the_episode_has_it() ->
     text = renderer.decode(session.tokens)
     assert "## Return of functions.add:7" in text
     assert "## Return of functions.add:1" in text
+
+
+def test_a_prompt_that_is_too_long_says_how_many_tools_it_describes() -> None:
+    renderer, settings = renderer_of("Kimi K2"), Sampling(max_prompt_tokens=500, max_new_tokens=30)
+    generator: Any = Counting()
+    tools = [{"type": "function", "function": {"name": f"add_{number}", "parameters": {}}} for number in range(200)]
+    for told, given in (("with 200 tools described has", tools), ("prompt has", None)):
+        with pytest.raises(PromptTooLong, match=rf"{told} .*sampling\.max_prompt_tokens = 500"):
+            run(Session(Recording(generator, renderer, settings, "s", seed=1)).reply([user("add " * 1000)], given))
+    assert generator.prompts == []
 
 
 def test_control_of_thinking_is_refused_where_thoughts_have_other_tags() -> None:

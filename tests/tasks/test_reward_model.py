@@ -151,6 +151,18 @@ def test_a_reward_model_that_is_missing_is_named_before_anything_is_loaded() -> 
         check_models(RewardModelTasks(taskset=Arithmetic(), model="no-such-judge"))
 
 
+@pytest.mark.parametrize(("label", "kind"), [(None, "reward model"), ("good", "classifier")])
+def test_a_policy_in_the_place_of_a_reward_model_is_refused_at_reading(
+    model: Path, tmp_path: Path, label: str | None, kind: str
+) -> None:
+    from tests.toy import save_tiny_model
+
+    check_models(RewardModelTasks(taskset=Arithmetic(), model=str(model)))
+    for policy in (save_tiny_model(tmp_path / "policy"), "smollm2-135m-instruct"):
+        with pytest.raises(WhetError, match=f"{policy} is a language model and not a {kind}"):
+            check_models(RewardModelTasks(taskset=Arithmetic(), model=str(policy), label=label))
+
+
 def test_replies_that_are_too_long_are_scored_by_their_beginnings(model: Path) -> None:
     async def calls(client: RewardModelClient) -> list[Any]:
         answers = ["5", "x" * 600, "6", "x" * 900]

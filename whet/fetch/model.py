@@ -1,5 +1,6 @@
 """Finds a model's folder: the built-in model, a local folder, or a model of the Hugging Face Hub."""
 
+import json
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _PROBE_SECONDS = 5.0
+_LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
 def absolute_path(path: str) -> str:
@@ -91,6 +93,18 @@ def check_model(path: str) -> None:
             f"model {path!r}: there is no such folder. Give {smollm2.NAME!r}, a folder with config.json and "
             "*.safetensors, or a Hugging Face Hub id such as 'Qwen/Qwen3-0.6B'"
         )
+
+
+def generates_text(path: str) -> bool:
+    """Return whether a model that is here already is a language model and no classifier, by its ``config.json``."""
+    if path == smollm2.NAME:
+        return True
+    try:
+        config = json.loads((_local(path) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    names = config.get("architectures") if isinstance(config, dict) else None
+    return isinstance(names, list) and any(str(name).endswith(_LANGUAGE_MODELS) for name in names)
 
 
 def _download(path: str, revision: str | None, patterns: list[str]) -> Path:

@@ -283,8 +283,10 @@ class Session:
                 return tokens
         if recording.usage.turns:  # a history that an agent has rewritten
             raise LimitReached("tokens")
+        described = f" with {len(tools)} tools described" if tools else ""
+        count = len(tokens) if tokens else f"over {most}"
         raise PromptTooLong(
-            f"{recording.name}: the prompt has {len(tokens) if tokens else f'over {most}'} tokens, more than "
+            f"{recording.name}: the prompt{described} has {count} tokens, more than "
             f"sampling.max_prompt_tokens = {most}; raise it or leave the task out"
         )
 

@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, WhetError
 from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.fetch.model import absolute_path, check_model
+from whet.fetch.model import absolute_path, check_model, generates_text
 from whet.tasks.base import AskPolicy, Environment, Environments, Observation, Step, called, finite
 from whet.tasks.preference.reward_model_process import CutScore, RewardModelClient, RewardModelProcess
 from whet.tasks.wrapped import Rewarded
@@ -50,6 +50,9 @@ class RewardModelTasks(Rewarded):
 
     def check_available(self) -> None:
         check_model(self.model)
+        if generates_text(self.model):
+            kind = "reward model" if self.label is None else "classifier"
+            raise WhetError(f"{self.model} is a language model and not a {kind}, so it has no head that scores")
 
     @model_validator(mode="after")
     def _classifies(self) -> "RewardModelTasks":
