@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+from tests.ports import reserved_ports
 from whet.base.scratch import Scratch
 
 COMMAND = (
@@ -22,18 +22,15 @@ class Vllm:
     """A server's process. ``url`` answers once it is created. A server of a ``port`` can be started again there."""
 
     def __init__(self, folder: Path, log: Path, *options: str, port: int | None = None) -> None:
-        if port is None:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+        self.port = port or reserved_ports(1)[0]
+        self.url = f"http://127.0.0.1:{self.port}"
         self.scratch = Scratch("server")
         settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         settings["TMPDIR"] = str(self.scratch.path)  # vLLM leaves sockets and files behind
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
         with log.open("wb") as written:
             self.process = subprocess.Popen(
-                [*command, "--port", str(port), *COMMAND.split(), *options],
+                [*command, "--port", str(self.port), *COMMAND.split(), *options],
                 env={**os.environ, **settings},
                 stdout=written,
                 stderr=subprocess.STDOUT,

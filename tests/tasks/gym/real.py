@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from tests.endpoint.agents import RENDERER, Scripted
+from tests.ports import reserved_ports
 from whet.core.types import Episode
 from whet.endpoint.config import EndpointConfig
 from whet.endpoint.server import Endpoint
@@ -68,16 +68,7 @@ def environment(server: str, player: str) -> Settings:
     }
 
 
-def free_ports(count: int) -> list[int]:
-    """Return different ports: one that is asked for after another was closed may be the same."""
-    with contextlib.ExitStack() as open_ones:
-        found = [open_ones.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
-
-
-(PORT,) = free_ports(1)  # of the policy, whose address is in the settings of the agents
+(PORT,) = reserved_ports(1)  # of the policy, whose address is in the settings of the agents
 
 
 def episode_of(
@@ -115,7 +106,7 @@ def running(
 ) -> Iterator[dict[str, str]]:
     """Start the servers, whose policy listens on the port ``policy``, and yield their URLs. ``elsewhere``: ports of
     resources servers that run already. ``settings`` are Gym's own."""
-    ports = dict(zip(servers, free_ports(len(servers)), strict=True))
+    ports = dict(zip(servers, reserved_ports(len(servers)), strict=True))
     policy_model = {"responses_api_models": {"whet": {"entrypoint": "app.py", "host": "127.0.0.1", "port": policy}}}
     config: dict[str, Any] = {
         "dry_run": False, "profiling_enabled": False, "head_server": {"host": "127.0.0.1", "port": 9},

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.endpoint.agents import call
+from tests.ports import reserved_ports
 from tests.tasks.gym.real import (
     PORT,
     agent,
     environment,
     episode_of,
-    free_ports,
     gym_folder,
     needs_gym,
     resources,
@@ -100,7 +100,7 @@ def test_a_failure_of_an_agent_or_its_grader_is_never_a_reward(tmp_path: Path, u
     if case == "unverified":
         name, why = case, "gave a constant reward: remove skip_verification"
     elif case == "unreachable":
-        agents, why = {"counting": f"http://127.0.0.1:{free_ports(1)[0]}"}, "/run gave no answer in 1 attempts"
+        agents, why = {"counting": f"http://127.0.0.1:{reserved_ports(1)[0]}"}, "/run gave no answer in 1 attempts"
     else:
         del asked["expected_count"]  # verification needs it
         why = "/run: HTTP 500: .*expected_count"
