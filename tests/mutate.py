@@ -45,7 +45,7 @@ _PAIRS = [
     "-k",
     "test_preference or dpo or po or kto or bradley or score or value",
 ]
-_ADVANTAGES = ["tests/algorithms/test_advantages.py", "tests/algorithms/test_episodes.py"]
+_ADVANTAGES = [f"tests/algorithms/test_{name}.py" for name in ("advantages", "episodes", "own")]
 _TEXT = [*_ALL, "tests/losses/test_distillation.py", "-k", "distillation or sft"]
 # Files to mutate in addition to the keys of TESTED, by pattern, and their tests.
 MUTATED = {"whet/losses/*.py": [*_ALL, "tests/losses"], "whet/distillation/mixture.py": ["tests/distillation"]}
