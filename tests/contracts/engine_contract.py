@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import exp
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -153,12 +153,14 @@ class EngineContract:
 class PausableContract(EngineContract):
     """The contract of engines that also pause."""
 
+    long: ClassVar[int] = 100  # tokens of a request that is in flight; more in engines that tests can't hold
+
     def test_requests_in_flight_survive_a_pause_and_report_both_versions(self, generator: PausableEngine[Any]) -> None:
         async def body() -> None:
             await generator.pause()
             await generator.resume(3)
             with self.held(generator) as in_flight:
-                task = asyncio.create_task(generator.sample(PROMPT, SamplingParams(100, seed=1), "s"))
+                task = asyncio.create_task(generator.sample(PROMPT, SamplingParams(self.long, seed=1), "s"))
                 await in_flight()
                 before = await generator.sample(PROMPT, SamplingParams(2, seed=1), "short")
                 await generator.pause()

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 class TestServerOfVllm(ServerContract):
     held = staticmethod(EngineContract.held)  # type: ignore[assignment]  # a real server can not be held
+    long = 480
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -70,6 +70,8 @@ def engine(loop: Loop) -> Iterator[VllmGenerator]:
 
 
 class TestContract(PausableContract, LikeliestContract):
+    long = 350
+
     @pytest.fixture
     def generator(self, engine: VllmGenerator, loop: Loop) -> VllmGenerator:
         self.loop = loop
