@@ -109,6 +109,18 @@ def test_metrics_are_over_all_trained_tokens(llama):
     assert found.metrics.result()["entropy/approximate"] == pytest.approx(-float(said[batch.trained].mean()), rel=1e-6)
 
 
+def test_a_step_that_is_skipped_measures_no_mismatch_of_what_was_not_computed(llama):
+    batch = half_silent([3, 4])
+    batch.advantages = torch.where(batch.advantages != 0, math.inf, 0.0)
+    (found,), _, _ = learner(llama, batch, loss=PolicyLoss())
+    assert found.metrics.result()["learner/skipped"] == 1
+    whole_batch_computed = worker(llama).score(whole(batch), {"logprobs"})[0]["logprobs"]
+    live = batch.trained & (batch.advantages != 0)
+    assert torch.equal(found.logprobs.isnan(), batch.trained & ~live)
+    expected = mismatch_metrics(replace(batch, trained=live, old_logprobs=whole_batch_computed)).result()
+    assert mismatch_metrics(replace(batch, old_logprobs=found.logprobs)).result() == pytest.approx(expected, rel=1e-5)
+
+
 def test_everything_is_computed_where_the_tokens_of_experts_are_counted(llama, monkeypatch):
     batch = half_silent([3, 4])
     config = WorkerConfig(

@@ -265,9 +265,10 @@ def _update(work: _Work, loss: Loss, answers: list[RankUpdate]) -> Update:
     if not answers:
         return Update(Metrics().sum("learner/empty", 1), logprobs)
     metrics = Metrics()
-    if not answers[0].skipped and bool(work.zero.any()):
-        metrics.merge(_metrics_of_zero(work, loss))
+    if bool(work.zero.any()):
         logprobs[batch.trained & work.zero[batch.sequence.clamp(min=0)]] = math.nan
+        if not answers[0].skipped:
+            metrics.merge(_metrics_of_zero(work, loss))
     metrics.merge(_metrics(answers, int(batch.trained.sum()), sum(map(len, work.shards))))
     return Update(metrics.sum("learner/zero_gradient", int(work.zero.sum())), logprobs)
 
