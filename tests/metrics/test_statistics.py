@@ -76,6 +76,7 @@ def test_the_most_frequent_answer_decides_and_equally_frequent_ones_share_the_vo
     assert majority_at_k(["a"] * 3 + ["b"], [True] * 3 + [False], 3) == 1.0
     assert majority_at_k(["a", "a", "b", "c"], [True, True, False, False], 4, share=0.5) == 1.0
     assert majority_at_k(["a", "a", "b", "c"], [True, True, False, False], 4, share=0.6) == 0.0
+    assert majority_at_k(["a"] * 14 + ["b"] * 11, [True] * 14 + [False] * 11, 25, share=0.56) == 1.0
     for k in (0, 5):
         with pytest.raises(ValueError, match="maj@k needs"):
             majority_at_k(["a"] * 4, right, k)

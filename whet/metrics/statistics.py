@@ -85,7 +85,7 @@ def majority_at_k(
     def outcome(votes: Sequence[str | None]) -> float:
         counts = Counter(vote for vote in votes if vote is not None)
         most = max(counts.values(), default=0)
-        if most == 0 or most < share * k:
+        if most == 0 or most / k < share:  # share * k would round up, as in 0.56 * 25
             return 0.0
         first = [answer for answer, count in counts.items() if count == most]
         return sum(answer in right for answer in first) / len(first)
