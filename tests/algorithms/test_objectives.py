@@ -45,6 +45,24 @@ OBJECTIVES += [
         },
     )
 ]
+OBJECTIVES += [
+    ("grpo", {"weighting": weighting, "loss": {"type": "policy", **loss}})
+    for weighting, loss in (
+        ("token", {"kl": {"estimator": "k2", "unbiased_gradient": True}, "entropy_coefficient": 0.1}),
+        ("sequence", {"surrogate": "gspo", "correction": {"type": "sequence_mask", "low": 0.05}}),
+        ("constant", {"correction": {"type": "icepop", "low": 0.04}, "positive_nll": {"threshold": 0.4}}),
+    )
+]
+OBJECTIVES += [
+    (
+        "ppo",
+        {
+            "advantage": {"type": "gae", "whiten": True, "kl": {}, "length_adaptive": 0.3, "critic_lambda": 1.0},
+            "value_loss": {"type": "value", "clip": 0.01},
+        },
+    )
+]
+OBJECTIVES += [("reward_model", {"loss": {"type": "bradley_terry", "margin": "correct", "centre_coefficient": 0.2}})]
 OBJECTIVES += [("dpo", {"loss": {"type": "dpo", **loss}}) for loss in DPO_LOSSES]
 OBJECTIVES += [("kto", {"loss": {"type": "kto", "beta": 1.0, "desirable_weight": 1.5}})]
 OBJECTIVES += [("dpo", {"loss": "simpo"}), ("dpo", {"loss": "orpo"}), ("reward_model", {"loss": "score_regression"})]
