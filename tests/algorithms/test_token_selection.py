@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.groups import group
+from tests.groups import episode, group
 from tests.losses.batches import fill, part, random_groups
 from tests.reference import advantages as slow
 from tests.reference.plain import plain
@@ -16,6 +16,7 @@ from whet.algorithms.presets import M2PO as M2PO_PRESET
 from whet.algorithms.token_selection import M2PO, ClipCov, KLCov, covariances
 from whet.base.errors import DataError
 from whet.core.batch import Batch
+from whet.core.types import Group, Span, Task
 
 SEEDS = (0, 1, 2)
 
@@ -64,6 +65,23 @@ def test_clip_cov_selects_its_share_of_the_candidates_and_draws_them_from_its_se
     assert len({tuple(silent(seed)) for seed in range(8)}) > 1
     assert int(ClipCov(**wide).selected(batch, plain_advantages).sum()) == count
     assert int(ClipCov(**wide | {"share": 1e-9}).selected(batch, plain_advantages).sum()) == 1
+
+
+def test_clip_cov_draws_the_same_tokens_however_prompts_are_shared() -> None:
+    long = [7] * 40  # common to the first and the third answer, which are laid out next to each other
+    episodes = [
+        episode([Span([1], False), Span(context, False), Span([2, 3, row], True)], float(row))
+        for row, context in enumerate([long, [5], long, [6]])
+    ]
+    drawn = []
+    for share_prompts in (True, False):
+        batch = Batch.from_groups([Group("g", Task("g", []), episodes)], share_prompts=share_prompts)
+        assert (batch.trained_tokens.diff() < 0).any() == share_prompts
+        values = torch.linspace(-2, 1, 12).double()  # by sequence and place
+        batch.old_logprobs = torch.zeros(len(batch)).double().index_put((batch.trained_tokens,), values)
+        found = ClipCov(low=-9.0, high=9.0, share=5 / 12).selected(batch, batch.old_logprobs)
+        drawn.append(found[batch.trained_tokens].tolist())
+    assert drawn[0] == drawn[1]
 
 
 def test_clip_cov_refuses_bounds_with_nothing_between_them() -> None:
