@@ -14,7 +14,17 @@ from tests.contracts.engine_contract import OTHER, PROMPT, LikeliestContract, Pa
 from tests.engines.holding import held
 from tests.grids import grid, taking_turns
 from tests.processes.elsewhere import operations_elsewhere
-from tests.tiny import VOCAB, tiny_gemma, tiny_granite, tiny_llama, tiny_qwen3, tiny_qwen3_5, tiny_tokenizer
+from tests.tiny import (
+    VOCAB,
+    tiny_deepseek,
+    tiny_gemma,
+    tiny_granite,
+    tiny_llama,
+    tiny_qwen3,
+    tiny_qwen3_5,
+    tiny_qwen3_moe,
+    tiny_tokenizer,
+)
 from tests.weights.collected import load_into
 from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.core.types import Distribution
@@ -25,6 +35,7 @@ from whet.engines.torch.loading import build_engine_model
 
 STATES = [tiny_qwen3_5, tiny_granite]  # sampled by transformers' own caches
 MODELS = [tiny_llama, tiny_qwen3, tiny_gemma]
+EXPERTS = [tiny_qwen3_moe, tiny_deepseek]
 EVERY = [*MODELS, *STATES]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -111,14 +122,14 @@ def test_sampled_logprobs_equal_those_of_one_plain_forward(model: Callable[..., 
     run(generator, body)
 
 
-QUICK = list(zip(MODELS, ("float32", "bfloat16", "float64"), strict=True))
+QUICK = [*zip(MODELS, ("float32", "bfloat16", "float64"), strict=True), (tiny_qwen3_moe, "float32")]
 
 
 @pytest.mark.parametrize(
     ("model", "dtype"),
     [
         pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in QUICK))
-        for pair in product([*MODELS, *STATES], ("float32", "bfloat16", "float64"))
+        for pair in product([*MODELS, *STATES, *EXPERTS], ("float32", "bfloat16", "float64"))
     ],
 )
 def test_a_completion_is_the_same_to_the_bit_alone_and_in_any_crowd(
@@ -180,7 +191,7 @@ def test_a_full_context_ends_the_completion() -> None:
     run(generator, body)
 
 
-@pytest.mark.parametrize("model", taking_turns(EVERY, [*MODELS, tiny_qwen3_5]))
+@pytest.mark.parametrize("model", taking_turns([*EVERY, *EXPERTS], [*MODELS, tiny_qwen3_5, tiny_qwen3_moe]))
 def test_new_weights_give_what_a_fresh_engine_gives_and_keep_requests_under_way(
     model: Callable[..., PreTrainedModel],
 ) -> None:
@@ -332,7 +343,7 @@ def bytes_of(generator: TorchGenerator) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None and not tensor.is_mkldnn)
 
 
-@pytest.mark.parametrize(("model", "dtype"), grid(EVERY, ["float32", "bfloat16"]))
+@pytest.mark.parametrize(("model", "dtype"), grid([*EVERY, tiny_qwen3_moe], ["float32", "bfloat16"]))
 def test_asleep_before_new_weights_it_holds_none(model: Callable[..., PreTrainedModel], dtype: str) -> None:
     generator = make(model, dtype)
     weights = [(name, tensor.clone()) for name, tensor in generator.named_weights()]

@@ -18,6 +18,7 @@ from whet.engines.torch.tiles import ROWS
 from whet.models.attention.forest import decoder_of, select_in_decoder, supports_forest
 from whet.models.attention.states import supports_cached_decoding
 from whet.models.images import Embedded, embedded_parts
+from whet.models.moe.fixed_experts import use_fixed_experts
 from whet.models.moe.routing import RouteRecorder, cannot_replay
 from whet.models.packed_linear import pack_linears
 from whet.models.row_sizes import fix_rows
@@ -86,6 +87,7 @@ class EngineModel:
             raise ConfigError(_unsupported(type(model).__name__, why))
         decode_attention.register()
         select_in_decoder(model, decode_attention.NAME)
+        use_fixed_experts(model)
 
     def record_experts(self) -> None:
         """Record ``experts``, and the experts of prompts, from now on. Raises ``ConfigError`` if that isn't
