@@ -12,8 +12,11 @@ from tests.endpoint.agents import RENDERER, scene
 from tests.endpoint.certificates import certificate
 from tests.endpoint.test_api import user
 from whet.base.errors import ConfigError
+from whet.config import Config
 from whet.endpoint.config import EndpointConfig
 from whet.endpoint.server import Endpoint
+from whet.metrics.sinks.prometheus import PrometheusSink
+from whet.shells.serving import ShellServer
 
 
 @pytest.mark.parametrize(
@@ -85,3 +88,9 @@ def test_calls_above_the_limit_are_refused_until_one_has_ended() -> None:
             assert at.conversations.refusals == 0, "this is not a budget of the episode"
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("settings", [EndpointConfig, ShellServer, PrometheusSink])
+def test_no_host_is_not_every_address(settings: type[Config]) -> None:
+    with pytest.raises(ValueError, match="at least 1 character"):
+        settings(host="")  # as Python's sockets take it, all addresses of the machine

@@ -8,6 +8,7 @@ import errno
 import io
 import os
 import resource
+import shlex
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import Annotated
 import typer
 
 from whet.base.closing import abandoned_threads
-from whet.base.errors import WhetError
+from whet.base.errors import ConfigError, WhetError
 from whet.base.escaping import escape_controls
 from whet.base.files import check_unicode, write_atomically
 from whet.base.scratch import remove_scratch
@@ -123,6 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         for word in words:
             check_unicode(word, word)
+        _check_filled(words)
         # Not ``app()``, which prints errors and handles interrupts itself.
         command = typer.main.get_command(app)
         with (
@@ -140,6 +142,16 @@ def main(arguments: list[str] | None = None) -> None:
         remove_scratch()
         os._exit(code)  # running threads would delay or crash Python's normal exit
     sys.exit(code)
+
+
+def _check_filled(words: list[str]) -> None:
+    """Raise ``ConfigError`` if a word is empty, as of ``--host "$HOST"`` without the variable. As the name of a folder
+    it would mean the working folder, as a host every address of the machine."""
+    if any(not word or (word.startswith("--") and word.find("=") == len(word) - 1) for word in words):
+        raise ConfigError(
+            f"whet {shlex.join(words)}: a word is empty, perhaps because a variable of the shell is not set; "
+            "give it a value or leave it out"
+        )
 
 
 def _at_home(word: str) -> str:

@@ -61,6 +61,8 @@ def pipeline(
     loaded = load_pipeline(file, overrides or [], profile)
     name = loaded.path.stem + (f"-{profile}" if profile else "")
     folder = (folder or Path("runs") / name).resolve()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--folder {folder} is not a folder; name one, or a new one")
     jobs = build(loaded, folder)
     chosen = selected(jobs, start, only)
     if dry_run:

@@ -11,7 +11,7 @@ from whet.config import Config
 class EndpointConfig(Config):
     """The address at which the programs of agents reach the policy. They run on this machine by default."""
 
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", min_length=1)
     """The address to listen on; beyond loopback, programs in containers and on other nodes reach it, encrypted."""
     port: int = Field(0, ge=0, le=65535)
     """The port to listen on; 0: a free one."""

@@ -40,7 +40,7 @@ class ShellServer(Config):
     """Runtimes at the same time. An episode that needs one more waits for the end of another."""
     longest_s: float = Field(default=3600.0, gt=0)
     """The most seconds of one command that a task may ask for, as tests at the end of an episode do."""
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", min_length=1)
     """The address to listen on."""
     port: int = Field(8700, ge=0, le=65535)
     """The port to listen on; 0: a free one."""

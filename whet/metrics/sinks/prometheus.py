@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class PrometheusSink(SinkConfig):
     """Serves ``http://HOST:PORT/metrics`` while the run lasts: gauges such as ``whet_reward_mean{run="mine"}``."""
 
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", min_length=1)
     """The address to listen on; by default this machine alone can read it."""
     port: int = Field(9464, ge=1, le=65535)
     """A port for each run of a machine."""
