@@ -118,3 +118,9 @@ def test_a_wrong_target_is_one_line(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert problem in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_folder_to_look_in_must_be_there(made: Path, tmp_path: Path) -> None:
+    done = whet("lineage", f"{made}/raw.jsonl", "--within", f"{tmp_path}/nowhere")
+    assert done.returncode == 2
+    assert f"error: --within {tmp_path}/nowhere: there is no such folder" in done.stderr

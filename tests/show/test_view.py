@@ -5,6 +5,7 @@ import unicodedata
 import pytest
 from rich.console import Console
 
+from tests.forks import whet
 from tests.show.runs import record
 from whet.base.errors import DataError
 from whet.base.escaping import escape_controls
@@ -46,6 +47,16 @@ def test_text_of_a_model_can_neither_move_the_cursor_nor_act_as_markup(run_folde
     assert "\u202e" not in text
     assert "\\x1b[2J" in text
     assert "[red]" in text
+
+
+def test_options_that_the_output_would_ignore_are_refused(run_folder):
+    for words, problem in (
+        (("--html", "--json"), "--html and --json exclude each other"),
+        (("--trace", "t.json", "--step", "1"), "--trace writes the whole run; leave out --step"),
+    ):
+        done = whet("view", str(run_folder), *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert problem in done.stderr
 
 
 def test_records_without_the_number_come_last():

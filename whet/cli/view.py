@@ -25,7 +25,14 @@ def view(
     as_json: AsJson = False,
 ) -> None:
     """Show the answers that were sampled in one step of a run."""
+    from whet.base.errors import ConfigError
+
     folder = run_folder(run)
+    outputs = [name for name, given in (("--trace", trace), ("--html", html), ("--json", as_json)) if given]
+    if len(outputs) > 1:
+        raise ConfigError(f"{' and '.join(outputs)} exclude each other; give one of them")
+    if (trace or html) and (step, n, sort, only) != (None, 8, "order", None):
+        raise ConfigError(f"{outputs[0]} writes the whole run; leave out --step, -n, --sort and --only")
     if trace is not None:
         from whet.show.trace import write_trace
 

@@ -37,8 +37,13 @@ def target_record(path: Path) -> Record:
 
 def records_near(target: Record, within: Iterable[Path]) -> list[Record]:
     """Return the records in the ``within`` folders, and of the exports of the runs there. By default the folders are
-    those in which the target and the things that it was made from lie, and ``runs``. Damaged records don't count."""
-    roots = list(within) or [*(Path(each.folder).parent for each in target.history()), Path("runs")]
+    those in which the target and the things that it was made from lie, and ``runs``. Damaged records don't count.
+    Raises ``ConfigError`` for a ``within`` that is not a folder."""
+    given = list(within)
+    for each in given:
+        if not each.is_dir():
+            raise ConfigError(f"--within {each}: there is no such folder")
+    roots = given or [*(Path(each.folder).parent for each in target.history()), Path("runs")]
     folders = [folder for root in dict.fromkeys(roots) if root.is_dir() for folder in sorted(root.iterdir())]
     exported = [Path(out) for folder in folders for out in exports_of(folder)]
     records = []
