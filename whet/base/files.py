@@ -79,7 +79,9 @@ def error_context(path: Path) -> Iterator[None]:
         number = int(in_rust[1]) if in_rust else getattr(error, "errno", None)
         # None: of numpy, for a file that became too short
         room = f"; {room_in(path.parent)}" if number in (None, errno.ENOSPC, errno.EDQUOT) else ""
-        raise WhetError(f"{path} can't be written: {error}{room}") from error
+        renamed = isinstance(error, OSError) and error.filename2 is not None  # its text would name a temporary file
+        text = f"[Errno {number}] {os.strerror(number or 0)}" if renamed else str(error)
+        raise WhetError(f"{path} can't be written: {text}{room}") from error
 
 
 def room_in(folder: Path) -> str:
