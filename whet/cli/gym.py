@@ -6,8 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.cli.arguments import TaskOverrides
+
+_AGENT, _HOST, _PORT = "whet_simple_agent", "127.0.0.1", 12000
 
 
 def gym(
@@ -19,11 +22,11 @@ def gym(
         Path | None, typer.Option("--rows", help="Write the tasks as Gym rows to this file; start no server.")
     ] = None,
     split: Annotated[Literal["train", "test"], typer.Option("--split", help="Split of the rows.")] = "train",
-    agent: Annotated[str, typer.Option("--agent", help="Name of the Gym agent in the rows.")] = "whet_simple_agent",
+    agent: Annotated[str, typer.Option("--agent", help="Name of the Gym agent in the rows.")] = _AGENT,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on. Any client that can reach it may send requests.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 12000,
+    ] = _HOST,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = _PORT,
 ) -> None:
     """Serve a task set's grader as a NeMo Gym resources server, or write its tasks as Gym rows."""
     from whet.cli.arguments import recipe_of
@@ -32,6 +35,10 @@ def gym(
         from whet.endpoint.gym import check_single_turn, serve
     from whet.tasks.gym.rows import write_rows
 
+    if rows is None and (split, agent) != ("train", _AGENT):
+        raise ConfigError("--split and --agent describe the rows of --rows; give it, or leave them out")
+    if rows is not None and (host, port) != (_HOST, _PORT):
+        raise ConfigError("--rows starts no server; leave out --host and --port")
     tasks = recipe_of(target, overrides or []).taskset
     if rows is not None:
         asyncio.run(check_single_turn(tasks))

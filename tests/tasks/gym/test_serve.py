@@ -11,6 +11,7 @@ import pytest
 
 from tests.tasks.gym.play import over, play, says
 from whet.base.errors import ConfigError
+from whet.cli.main import main
 from whet.endpoint.gym import application, check_single_turn, serve
 from whet.tasks.games import Guessing
 from whet.tasks.gym.rows import write_rows
@@ -174,3 +175,22 @@ def test_the_mean_of_measured_rewards_is_told() -> None:
     told = asyncio.run(ask(application(TASKS), "/aggregate_metrics", {"verify_responses": answers})).json()
     assert told["key_metrics"] == {"mean/reward": 0.5}
     assert asyncio.run(ask(application(TASKS), "/aggregate_metrics", {"verify_responses": 7})).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--split", "test"], "--split and --agent describe the rows of --rows"),
+        (["--agent", "mine"], "--split and --agent describe the rows of --rows"),
+        (["--rows", "rows.jsonl", "--port", "5"], "--rows starts no server; leave out --host and --port"),
+        (["--rows", "rows.jsonl", "--host", "::1"], "--rows starts no server; leave out --host and --port"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["gym", "arithmetic", *words])
+    assert f"error: {message}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
