@@ -65,8 +65,9 @@ class ClipCov(TokenSelection):
         return self
 
     def selected(self, batch: Batch, advantages: Tensor) -> Tensor:
-        covariance = covariances(batch, advantages)[batch.trained_tokens]
-        candidates = batch.trained_tokens[(covariance > self.low) & (covariance < self.high)]
+        tokens = batch.trained_tokens
+        covariance = covariances(batch, advantages)[tokens]
+        candidates = tokens[(covariance > self.low) & (covariance < self.high)]
         order = torch.randperm(candidates.numel(), generator=torch.Generator().manual_seed(self.seed))
         return _mask(batch, candidates[order[: _count(batch, self.share)]])
 

@@ -29,10 +29,15 @@ def use_fixed_experts(model: nn.Module) -> None:
     for module in experts:
         first = module.gate_up_proj if module.has_gate else module.up_proj
         vars(module)[_LAYERS] = (_layers(first), _layers(module.down_proj))
-    for router in (module for module in model.modules() if type(module).__name__.lower().endswith("router")):
+    for router in filter(_multiplies, model.modules()):
         setattr(router, "forward", partial(_route, router.forward, _sizes(router)))  # noqa: B010
     ALL_EXPERTS_FUNCTIONS.register(NAME, _forward)
     model.set_experts_implementation(NAME)  # type: ignore[operator]
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Return whether a module is a router with a matrix; others have a linear layer, whose rows are fixed anyway."""
+    return type(module).__name__.lower().endswith("router") and isinstance(getattr(module, "weight", None), Tensor)
 
 
 def _layers(weights: Tensor) -> list[nn.Linear]:
@@ -67,11 +72,11 @@ def _sizes(router: Any) -> list[int]:
     return sorted(set(agree[0]).intersection(*agree))
 
 
-def _route(forward: Any, sizes: list[int], hidden: Tensor) -> tuple[Tensor, ...]:
-    """Return a router's outputs, [n, ...] each, for hidden states [..., H]."""
+def _route(forward: Any, sizes: list[int], hidden: Tensor, *biases: Tensor | None) -> tuple[Tensor, ...]:
+    """Return a router's outputs, [n, ...] each, for hidden states [..., H]; some take a bias of the experts, too."""
     outputs = []
     for part in hidden.reshape(-1, hidden.shape[-1]).split(sizes[-1]):
         size = next(size for size in sizes if size >= len(part))
         filled = nn.functional.pad(part, (0, 0, 0, size - len(part)))
-        outputs.append([output[: len(part)] for output in forward(filled)])
+        outputs.append([output[: len(part)] for output in forward(filled, *biases)])
     return tuple(torch.cat(parts) for parts in zip(*outputs, strict=True))
