@@ -86,6 +86,13 @@ def test_a_rank_without_work_gets_a_sequence_with_tokens_and_no_weight():
     assert float(busy.batch.weight.sum()) == 1
 
 
+def test_a_rank_without_work_gets_a_whole_group_where_the_loss_compares_its_members():
+    batch = Batch.from_groups([group("g", [1, 2], [[3, 4], [5]])]).weigh("group")
+    _, (idle,) = pack(batch, 2, 100, "group")
+    assert idle.batch.sequences == 2
+    assert not idle.batch.trained.any()
+
+
 def test_sequences_are_packed_up_to_a_bound_below_the_largest_and_a_longer_one_is_alone():
     short = [group(f"g{i}", [1, 2, 3], [[4] * 5, [5] * 5]) for i in range(4)]
     batch = Batch.from_groups([*short, group("long", [6] * 3, [[7] * 40])])

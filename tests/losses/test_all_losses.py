@@ -13,6 +13,7 @@ from tests.losses.cases import CASES, Case
 from tests.reference.plain import PlainOutput, plain, plain_output
 from whet.base.errors import DataError
 from whet.core.batch import Batch, ModelOutput
+from whet.core.packing import idle_micro_batches, pack
 
 every_loss = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 SEEDS = (0, 1, 2)
@@ -106,6 +107,15 @@ def test_rows_without_a_trained_token_cost_nothing(case: Case) -> None:
     untrained = replace(batch, trained=torch.zeros_like(batch.trained))
     loss, metrics = case.loss(output, untrained)
     assert (loss.item(), metrics.result()) == (0.0, {})
+
+
+@every_loss
+def test_a_rank_without_work_costs_nothing(case: Case) -> None:
+    batch, output = case.make(0)
+    shards = pack(batch, 16, 1000, case.loss.unit)
+    for micro in (*shards[-1], *idle_micro_batches(batch, 1, case.loss.unit)[0]):
+        loss, metrics = case.loss(part(output, micro.tokens), micro.batch)
+        assert (loss.item(), metrics.result()) == (0.0, {})
 
 
 @every_loss

@@ -89,7 +89,7 @@ def pack(
         if bins is not None:
             break
         count += 1 + count // 50
-    shortest = _shortest(batch, chosen)
+    shortest = _shortest(batch, chosen, whole_groups=unit == "group")
     return [Shard(batch, bins[rank::ranks], shortest) for rank in range(ranks)]
 
 
@@ -158,15 +158,19 @@ def _spread(pieces: list[_Piece], count: int, max_tokens: int, length: Sequence[
     return [bin.sequences for bin in bins]
 
 
-def _shortest(batch: Batch, chosen: Iterable[int]) -> list[int]:
-    """Return the chosen sequence with the fewest tokens, of the ones that have tokens which are not shared."""
+def _shortest(batch: Batch, chosen: Sequence[int], whole_groups: bool) -> list[int]:
+    """Return the chosen sequence with the fewest tokens, of the ones that have tokens which are not shared; with
+    ``whole_groups``, all chosen sequences of its group."""
     length = dict(zip(batch.segment_sequence.tolist(), batch.segment_length.tolist(), strict=True))
-    return [min((sequence for sequence in chosen if sequence in length), key=length.__getitem__)]
+    shortest = min((sequence for sequence in chosen if sequence in length), key=length.__getitem__)
+    group = batch.group.tolist()
+    return [each for each in chosen if group[each] == group[shortest]] if whole_groups else [shortest]
 
 
-def idle_micro_batches(batch: Batch, ranks: int) -> list[Shard]:
+def idle_micro_batches(batch: Batch, ranks: int, unit: str = "token") -> list[Shard]:
     """Return one micro-batch with an empty loss mask for each of ``ranks`` ranks."""
-    return [Shard(batch, [[]], _shortest(batch, range(batch.sequences))) for _ in range(ranks)]
+    shortest = _shortest(batch, range(batch.sequences), whole_groups=unit == "group")
+    return [Shard(batch, [[]], shortest) for _ in range(ranks)]
 
 
 def idle(batch: Batch) -> Batch:
