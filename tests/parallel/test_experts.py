@@ -1,19 +1,23 @@
 """Mixtures of experts learn the same as in one process, for any layout of experts and tokens. ``test_layouts.py``
 describes the batches and the comparison."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.learner.parts import assert_close
+from tests.learner.parts import PolicyGradient, assert_close
 from tests.parallel.cases import (
     ENOUGH,
     RECOMPUTED,
     TOP_P,
     Case,
     Outputs,
+    batch_of,
     build,
     build_errors,
+    micro_batches,
     score,
     score_all,
     train,
@@ -117,6 +121,20 @@ def test_the_generators_experts_are_used_on_every_shard(models):
         "expert, in context": ("mixtral", {"context": 2, "expert": 2}, follows),
     }
     check(models, table)
+
+
+def max_loads(rendezvous: str, rank: int, cases: list[Case]) -> list[float]:
+    workers = [build(case, rendezvous, rank) for case in cases]
+    updates = [w.update(micro_batches(case, w, 0), PolicyGradient()) for case, w in zip(cases, workers, strict=True)]
+    return [update.metrics.result()["experts/max_load"] for update in updates]
+
+
+def test_tokens_that_pad_a_batch_are_no_load_of_an_expert(models):
+    alone = Case(models["moe"], learner={"balance": 0.0}, max_tokens=ENOUGH, groups=5)
+    assert len(batch_of(alone, 0)) % 2
+    (expected,) = max_loads("", 0, [alone])
+    cases = [replace(alone, parallel=layout) for layout in ({"context": 2}, {"tensor": 2})]
+    assert on_ranks(2, max_loads, cases) == [[expected, expected]] * 2
 
 
 @pytest.mark.slow

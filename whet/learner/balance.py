@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from whet.base.errors import WhetError
 from whet.learner.model import LearnerModel
 from whet.metrics import Metrics
+from whet.models.device import placed
 from whet.models.moe.experts import experts_of
+from whet.models.shards import Tokens
 from whet.parallel.mesh import Ranks
 
 BIAS = "e_score_correction_bias"
@@ -33,6 +35,7 @@ class Balance:
         self._biases: dict[str, Tensor] = {}
         self._loads: dict[str, Tensor] = {}
         self._counting = False
+        self._counted: Tensor | None = None  # indices of tokens; None: all count
         experts = dict(experts_of(model.model))
         for name, module in experts.items():
             block = name.replace(".base_layer", "").rpartition(".")[0]
@@ -75,10 +78,12 @@ class Balance:
                 bias.copy_(balanced(bias, loads.to(bias.device), self._rate))
         return metrics
 
-    def _begin(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+    def _begin(self, model: LearnerModel, args: tuple[Any, ...]) -> None:
         """Start counting, except in passes without training: scoring, or idle batches. Recomputation in the backward
         pass happens after ``_end``, so it isn't counted."""
         self._counting = torch.is_grad_enabled() and bool(args[0].trained.any())
+        real = _without_padding(model.shards.tokens, len(args[0]))
+        self._counted = None if real is None else placed(real, model.device)
 
     def _end(self, model: nn.Module, args: tuple[object, ...], output: object) -> None:
         self._counting = False
@@ -86,7 +91,17 @@ class Balance:
     def _count_for(self, name: str) -> Any:
         def count(module: nn.Module, args: tuple[Any, ...]) -> None:
             if self._counting:
-                chosen = args[1].flatten()
+                chosen = (args[1] if self._counted is None else args[1][self._counted]).flatten()
                 self._loads[name].scatter_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int64))
 
         return count
+
+
+def _without_padding(tokens: Tokens, count: int) -> Tensor | None:
+    """Return the indices, among the tokens that this rank has between matrices, of the ones that are not padding of a
+    batch of ``count`` tokens; None if there is no padding."""
+    padded = tokens.padded(count)
+    if padded == count:
+        return None
+    here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(padded)])
+    return (here[tokens.between_matrices(len(here))] < count).nonzero().squeeze(1)
