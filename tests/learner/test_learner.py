@@ -221,6 +221,23 @@ class OfSomeTokens(PolicyGradient):
         return value, Metrics()
 
 
+def test_the_first_step_of_a_resumed_learner_may_have_no_gradient(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def saved(learner: WorkerLearner) -> None:
+        await learner.update(some_batch(), OfSomeTokens(below=VOCABULARY))
+        await learner.save(tmp_path)
+
+    async def resumed(learner: WorkerLearner) -> None:
+        await learner.load(tmp_path)
+        numbers = (await learner.update(some_batch(), OfSomeTokens(below=0))).metrics.result()
+        assert numbers["learner/constant"] == numbers["learner/micro_batches"]
+
+    with_learner(config(llama), saved)
+    with_learner(config(llama), resumed)
+    assert "the loss OfSomeTokens has no gradient" in caplog.text
+
+
 def test_a_loss_may_have_no_gradient_in_a_micro_batch_and_later_in_a_step(llama: Path) -> None:
     batch = some_batch()
     rare = int(batch.tokens[batch.trained].min()) + 1

@@ -77,7 +77,7 @@ class WorkerLearner:
         (trained), ``learner/micro_batches``, ``learner/zero_gradient`` (sequences that were not computed), and
         ``learner/skipped`` (steps). A batch without trained tokens changes nothing and is counted in
         ``learner/empty``; a micro-batch on whose outputs the loss doesn't depend, in ``learner/constant``. Raises
-        ``DataError`` if these are all that the loss has had."""
+        ``DataError`` if these are all that the loss has had; if a state was loaded, it warns."""
         self._check(batch, loss)
         work = await compute(self._pack_update, batch, loss)
         answers: list[RankUpdate] = await self._group.scatter("update", work.shards, loss) if work.shards else []
@@ -190,7 +190,7 @@ class WorkerLearner:
         if not bool(batch.trained.any()):
             return _Work(batch, [], zero)
         # A gradient of 0 is a step too: moments and the schedule advance.
-        return _Work(batch, idle_micro_batches(batch, ranks), zero)
+        return _Work(batch, idle_micro_batches(batch, ranks, unit), zero)
 
     def _check_tokens(self, batch: Batch) -> None:
         largest, vocabulary = int(batch.tokens.max()) if len(batch) else 0, self.facts.vocabulary
@@ -211,7 +211,10 @@ class WorkerLearner:
         if constant < sum(map(len, work.shards)):
             self._with_gradient.add(type(loss))
         elif answers and type(loss) not in self._with_gradient:
-            raise DataError(f"the loss {type(loss).__name__} has no gradient: it doesn't depend on the model's outputs")
+            what = f"the loss {type(loss).__name__} has no gradient: it doesn't depend on the model's outputs"
+            if self.facts.steps_done == 0:
+                raise DataError(what)
+            log.warning("%s, at least since the run was resumed", what)  # it may have had one before
 
 
 @dataclass(slots=True, frozen=True)
