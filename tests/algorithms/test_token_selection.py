@@ -67,6 +67,22 @@ def test_clip_cov_selects_its_share_of_the_candidates_and_draws_them_from_its_se
     assert int(ClipCov(**wide | {"share": 1e-9}).selected(batch, plain_advantages).sum()) == 1
 
 
+def test_a_share_of_tokens_is_counted_exactly() -> None:
+    batch = Batch.from_groups([group("g", [1], [[2] * 100], [1.0])])  # 0.29 * 100 is 28.999999999999996
+    batch.old_logprobs = batch.advantages = torch.arange(101.0).double()
+    assert int(ClipCov(share=0.29, low=-9e9, high=9e9).selected(batch, batch.column("advantages")).sum()) == 29
+    assert int(KLCov(share=0.29).selected(batch, batch.column("advantages")).sum()) == 29
+
+
+def test_clip_cov_draws_other_tokens_in_another_step() -> None:
+    drawn = []
+    for step in range(2):
+        batch = Batch.from_groups([group(f"{step:07d}:task", [1], [[2] * 20], [1.0])])
+        batch.old_logprobs = batch.advantages = torch.arange(21.0).double()
+        drawn.append(ClipCov(share=0.3, low=-9e9, high=9e9).selected(batch, batch.column("advantages")).tolist())
+    assert drawn[0] != drawn[1]
+
+
 def test_clip_cov_draws_the_same_tokens_however_prompts_are_shared() -> None:
     long = [7] * 40  # common to the first and the third answer, which are laid out next to each other
     episodes = [

@@ -14,6 +14,7 @@ from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.grpo import GroupAdvantage
 from whet.algorithms.registry import AnyAdvantage
 from whet.base.lazy import Tensor, torch
+from whet.base.seeds import derive_seed
 from whet.core.batch import Batch
 from whet.losses.off_policy import mismatch
 from whet.losses.weighted import at_trained
@@ -68,7 +69,8 @@ class ClipCov(TokenSelection):
         tokens = batch.trained_tokens
         covariance = covariances(batch, advantages)[tokens]
         candidates = tokens[(covariance > self.low) & (covariance < self.high)]
-        order = torch.randperm(candidates.numel(), generator=torch.Generator().manual_seed(self.seed))
+        seed = derive_seed("clip_cov", self.seed, *batch.group_uids)  # another one in each step
+        order = torch.randperm(candidates.numel(), generator=torch.Generator().manual_seed(seed))
         return _mask(batch, candidates[order[: _count(batch, self.share)]])
 
 
@@ -124,7 +126,7 @@ def covariances(batch: Batch, advantages: Tensor) -> Tensor:
 
 
 def _count(batch: Batch, share: float) -> int:
-    return max(1, int(share * batch.trained_tokens.numel()))
+    return max(1, int(round(share * batch.trained_tokens.numel(), 6)))  # 0.29 * 100 is a little less than 29
 
 
 def _mask(batch: Batch, tokens: Tensor) -> Tensor:
