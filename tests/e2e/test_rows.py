@@ -9,24 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.e2e.test_learning import lines
 from tests.e2e.test_resume import killed_and_resumed, metrics
 from tests.forks import whet
+from tests.groups import group
 from tests.rows import labelled, pairs, rows_recipe, texts, write_rows
 from tests.toy import toy_recipe, write_recipe
 from whet import api as whet_api
 from whet.base.errors import ConfigError, WhetError
 from whet.chat.renderer import Renderer
 from whet.checkpoint.export import export
+from whet.core.batch import Batch
 from whet.data.rows import SupervisedRows
 from whet.learner import worker
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import LearnerWorker
+from whet.losses.preference import DPOLoss
+from whet.metrics.statistics import wilson
 from whet.run import run
-from whet.run.rows_feed import RowsFeed, measure_rows
+from whet.run.rows_feed import RowsFeed, measure, measure_rows
 from whet.show.report import write_report
+from whet.show.runs import RunState
 from whet.show.summary import commands
 
 NO_CHECKPOINTS = {"every": 0}
@@ -400,6 +406,40 @@ def test_epochs_say_how_long_to_train(tiny_model: Path, tmp_path: Path) -> None:
     assert "steps" in write_report(folder).read_text()
     with pytest.raises(ConfigError, match=r"has done 3 steps already, more than the 1 epoch of its recipe"):
         run.resume(folder, ["epochs=1"])
+
+
+def test_the_number_of_steps_is_reported_when_it_changes(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "ten.jsonl", texts(10))
+    changes = {"steps": 0, "epochs": 1, "evaluation": {"enabled": False}}
+    folder = run.start(rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, **changes), tmp_path / "run")
+
+    def reported() -> list[float]:
+        raw = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [line["run/steps"] for line in raw if "run/steps" in line]
+
+    run.resume(folder)
+    assert reported() == [2]
+    run.resume(folder, ["epochs=2"])
+    assert reported() == [2, 3]
+    run.resume(folder, ["steps=4"])
+    assert reported() == [2, 3, 4]
+    assert RunState.of(folder).facts.steps == 4
+
+
+def test_pairs_without_a_trained_token_are_not_counted() -> None:
+    class Scores:
+        async def score(self, batch: Batch, columns: set[str]) -> dict[str, torch.Tensor]:
+            return {"logprobs": torch.full((len(batch),), -1.0)}
+
+    pairs = [group(name, [1, 2], [[3], [4]]) for name in "ab"]
+    for trajectory in pairs[1].trajectories:
+        trajectory.spans[1].trained = False
+    batch = Batch.from_groups(pairs).weigh("group")
+    batch.reference_logprobs = torch.full((len(batch),), -1.0)
+    found = asyncio.run(measure(batch, DPOLoss(), Scores(), lambda part: part.weigh("group"), "ab"))
+    assert (found["evaluation/n"], found["evaluation/a/n"], found["evaluation/b/n"]) == (1, 1, 0)
+    assert (found["evaluation/low"], found["evaluation/high"]) == wilson(0.5, 1)
+    assert "evaluation/b/loss" not in found
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ class Patience:
     best: float | None = None
     best_step: int = 0
     waited: int = 0
-    ended: bool = False  # the run has ended early before
 
     @property
     def over(self) -> bool:
@@ -50,8 +49,7 @@ class Patience:
         return f"{self.metric} {best} and has not improved in {self.waited} evaluations"
 
     def state(self) -> JsonObject:
-        return {"best": self.best, "best_step": self.best_step, "waited": self.waited, "ended": self.over}
+        return {"best": self.best, "best_step": self.best_step, "waited": self.waited}
 
-    def load_state(self, state: Mapping[str, object]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+    def load_state(self, state: JsonObject) -> None:
+        self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]

@@ -178,7 +178,10 @@ async def measure(
 def _measured(loss: "Loss", scored: dict[str, Tensor], batch: Batch) -> dict[str, float]:
     """Return the numbers of ``measure`` without parts."""
     scored.setdefault("logprobs", torch.zeros(len(batch)))  # of a value head, or if the loss reads none
-    measured, n = loss(ModelOutput(**scored), batch)[1].result(), batch.group.unique().numel()
+    measured = loss(ModelOutput(**scored), batch)[1].result()
+    n = batch.group[batch.trained_per_sequence > 0].unique().numel()  # a loss leaves out groups without trained tokens
+    if n == 0:
+        return {"evaluation/n": 0.0}
     values = {"evaluation/loss": measured["loss"], "evaluation/n": float(n)}
     if "preference/accuracy" in measured:
         accuracy = measured["preference/accuracy"]

@@ -29,7 +29,8 @@ from whet.lineage.reading import record_run
 from whet.lineage.record import read_record
 from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
-from whet.metrics.sinks.jsonl import truncate_after
+from whet.metrics.sinks.jsonl import FILE as METRICS
+from whet.metrics.sinks.jsonl import check_metrics, read_lines, truncate_after
 from whet.models.device import choose_device
 from whet.processes.compute import compute, run_computing
 from whet.processes.loop_thread import exit_forked_children
@@ -203,8 +204,9 @@ async def open_run(
             rewind(folder, run.start)
         if checkpoint is not None and "patience" in checkpoint.state:
             run.patience.load_state(checkpoint.state["patience"])
-        longer = run.patience.ended and not run.patience.over
-        shown: JsonObject = {} if recipe.epochs is None and not longer else {"steps": recipe.steps}
+        length, reported = run.start if run.patience.over else recipe.steps, reported_length(folder)
+        by_steps = recipe.epochs is None and reported is None and not run.patience.over  # the recipe has the number
+        shown: JsonObject = {} if by_steps or reported == length else {"steps": length}
         if not run.start:
             main = recipe.algorithm.main_role
             facts, decision = policy.learners[main].facts.shown(), read(folder)
@@ -252,6 +254,14 @@ def _build_feed(recipe: Recipe, renderer: Renderer, devices: Devices, cluster: C
         kept = KeptSource(Path(recipe.rollouts.replay))
         return Feed(kept, recipe.sampling.distribution, recipe.sampling.max_new_tokens)
     return SampledFeed(recipe, renderer, devices=devices, cluster=cluster) if online else RowsFeed(recipe, renderer)
+
+
+def reported_length(folder: Path) -> float | None:
+    """Return the last number of steps in a run's metrics; None if only its recipe has it. Metrics have it of a run by
+    epochs, or one that ended early."""
+    lines = read_lines(folder / METRICS, check_metrics)
+    numbers = [line["run/steps"] for _, _, line in lines if line.get("run/steps") is not None]
+    return numbers[-1] if numbers else None
 
 
 def rewind(folder: Path, step: int) -> None:
