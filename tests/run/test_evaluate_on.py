@@ -294,6 +294,16 @@ def test_what_was_finished_is_told_if_a_later_set_or_model_fails(
     assert f"{endpoint.url}#a gsm8k, accuracy 16.7% of 6 tasks" in caplog.text
 
 
+def test_a_second_model_that_is_not_there_is_refused_before_the_first_is_scored(
+    benchmarks: Path, endpoint: Endpoint, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    endpoint.answers = right
+    for other, message in ((str(tmp_path), "has no config.json"), ("http://h:99999/v1#b", "not the address of a serv")):
+        assert evaluated(f"{endpoint.url}#a", "--on", "gsm8k", "--against", other) != 0
+        assert message in capsys.readouterr().err
+    assert endpoint.requests == []
+
+
 def test_sets_with_different_numbers_of_answers_share_no_measure_of_one_number(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -326,7 +336,9 @@ def test_wrong_words_are_refused(
     for words, message in (
         ((endpoint.url, "--on", "gsm8k"), f"serves a, b; name one: {endpoint.url}#MODEL"),
         (("http://127.0.0.1:9/v1", "--on", "gsm8k"), "can't be read"),
-        (("http://[::1/v1", "--on", "gsm8k"), "can't be read"),
+        (("http://[::1/v1", "--on", "gsm8k"), "is not the address of a server"),
+        (("http://127.0.0.1:9/v1#a", "--on", "gsm8k", "--key-env", "NO_KEY"), "variable NO_KEY is not set"),
+        ((tiny_model, "--on", "gsm8k", "--key-env", "MY_KEY"), "names the key of an endpoint, and no model is one"),
         ((f"{endpoint.url}#a", "--on", "gsm8k", "sampling.thinking=off"), "which an endpoint doesn't allow"),
         ((tiny_model,), "is a model, and a model has no tasks: name sets, as in --on gsm8k"),
         (("acme/model",), "acme/model is not a folder here, so it names a model of the Hub, and a model has no tasks"),

@@ -222,7 +222,7 @@ def test_commands_travel_encrypted_beyond_loopback(tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_work_are_named(server: RuntimeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="must be the address of a server"):
+    with pytest.raises(ValueError, match="not the address of a server"):
         Remote(url="node7")
     with pytest.raises(ConfigError, match=r"runtime.url: the server .* refuses open \(HTTP 400\): limits.memory_mib"):
         Remote(url=server.url, limits=ShellLimits(memory_mib=300)).check()

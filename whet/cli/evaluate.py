@@ -57,8 +57,9 @@ def evaluate(
         float | None, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0 is greedy.")
     ] = None,
     key_env: Annotated[
-        str, typer.Option("--key-env", help="Environment variable with the key of an endpoint.")
-    ] = "OPENAI_API_KEY",
+        str | None,
+        typer.Option("--key-env", help="Environment variable with the key of an endpoint, instead of OPENAI_API_KEY."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a model on tasks, held-out rows or benchmarks. For example: whet eval Qwen/Qwen3-0.6B --on gsm8k"""
@@ -71,7 +72,10 @@ def evaluate(
     options = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     changes: JsonObject = {name: value for name, value in options.items() if value is not None}
     if not on and not isinstance(settings.data, TaskSet):
-        for_tasks = {"--model": model, "--against": against, "--samples": samples, "--temperature": temperature}
+        for_tasks = {
+            "--model": model, "--against": against, "--samples": samples, "--temperature": temperature,
+            "--key-env": key_env,
+        }  # fmt: skip
         with Heartbeat(f"evaluating {target}", sys.stderr):
             refused = [name for name, value in for_tasks.items() if value is not None]
             values = _rows(settings, changes, refused, run_of(target))
@@ -91,15 +95,17 @@ def evaluate(
     if on and not names:
         raise ConfigError("--on names no set; name one, as in --on gsm8k")
     sets = {name: _set(name, settings, split) for name in names}
+    addresses = _addresses([model or target, against], key_env)
+    for name in (model, against):
+        _check_there(name)
 
     def measure(name: str) -> "dict[str, Report]":
         from whet.processes.compute import run_computing
         from whet.run.evaluate import evaluate_model, evaluate_on
         from whet.run.evaluation import EvaluationSet
-        from whet.run.remote_model import parse_address
         from whet.tasks.listing import tasks_of
 
-        run, address = run_of(name), parse_address(name, key_env) if _is_url(name) else None
+        run, address = run_of(name), addresses.get(name)
         recipe = settings if run is None or name == target else with_model_of(settings, run)
         other = None if run or address or (name == target and not _is_model(target)) else name
         if address is None and not sets:
@@ -162,6 +168,25 @@ def _is_model(name: str) -> bool:
         or is_adapter(Path(name))
         or _on_hub(name)
     )
+
+
+def _addresses(names: "list[str | None]", key_env: str | None) -> dict[str, tuple[str, str, str | None]]:
+    """Return the URL, the model and the key of each name that is an endpoint."""
+    from whet.base.errors import ConfigError
+    from whet.run.remote_model import parse_address
+
+    urls = [name for name in names if name is not None and _is_url(name)]
+    if key_env is not None and not urls:
+        raise ConfigError(f"--key-env {key_env} names the key of an endpoint, and no model is one; leave it out")
+    return {url: parse_address(url, key_env) for url in urls}
+
+
+def _check_there(name: str | None) -> None:
+    """Raise ``WhetError`` if there is no such model, before another one is scored for hours."""
+    from whet.fetch.model import check_model
+
+    if name is not None and not _is_url(name) and run_of(name) is None:
+        check_model(name)
 
 
 def _on_hub(name: str) -> bool:

@@ -15,12 +15,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from whet.base.addresses import key_in
 from whet.base.errors import ConfigError, DataError, GeneratorError
 from whet.core.batch import Batch
 from whet.core.types import Distribution
 from whet.distillation.teacher import Teacher, TeacherServer
 from whet.distillation.vocabulary import rows_of, tokenizer_of
-from whet.engines.server.access import key_in
 from whet.engines.server.client import Client, RefusedError, Scored, Scoring, check_tokenizer
 from whet.engines.server.sglang_api import SglangApi
 from whet.engines.server.vllm_api import VllmApi
@@ -57,7 +57,7 @@ class ServerTeacher:
         """Connect to a server, and find the model on it. Raises ``ConfigError`` if it lacks the model, and
         ``GeneratorError`` if it gives no answer."""
         section = f"algorithm.teachers.{name}.server"
-        client = Client(server.url, key_in(server.api_key_env, section), server.deadline, section)
+        client = Client(server.url, key_in(server.api_key_env, f"{section}.api_key_env"), server.deadline, section)
         try:
             teacher = cls(name, settings, server, client)
             await teacher._api.find(None, "")

@@ -4,9 +4,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from whet.base.addresses import plain_address
 from whet.chat.template_file import ChatTemplate
 from whet.config import Config
-from whet.engines.server.access import plain_address
 from whet.models.config import ModelConfig
 
 COLUMNS = frozenset({"topk_ids", "teacher_logprobs", "teacher_token_logprobs"})

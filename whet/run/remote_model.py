@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from whet.base.addresses import checked_address, key_in
 from whet.base.errors import ConfigError, GeneratorError
 from whet.base.extras import extra
 from whet.base.strict_json import JsonObject
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import httpx
 
 _DEADLINE, _RETRIES, _MOST_BYTES, _MOST_TOKENS = 600.0, 5, 50_000_000, 10_000_000
+_KEY = "OPENAI_API_KEY"  # the environment variable of most clients
 _REPEAT = (408, 409, 425, 429, 500, 502, 503, 504)
 _SHORTER = "; if the context is too short for the prompt and its answer, lower sampling.max_new_tokens"
 
@@ -105,10 +107,16 @@ def check_for_endpoint(sampling: Sampling, sets: Mapping[str, EvaluationSet]) ->
             )
 
 
-def parse_address(address: str, key_variable: str) -> tuple[str, str, str | None]:
-    """Return (URL, model, key) of ``URL#MODEL``; without a model the only one that the endpoint lists."""
+def parse_address(address: str, key_variable: str | None = None) -> tuple[str, str, str | None]:
+    """Return (URL, model, key) of ``URL#MODEL``; without a model the only one that the endpoint lists.
+    ``key_variable``: the environment variable that holds the key; None: ``OPENAI_API_KEY``, if it is set. Raises
+    ``ConfigError``."""
     url, _, model = address.partition("#")
-    url, key = url.rstrip("/"), os.environ.get(key_variable)
+    try:
+        url = checked_address(url).rstrip("/")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    key = key_in(key_variable or (_KEY if os.environ.get(_KEY) else None), "--key-env")
     if model:
         return url, model, key
     with extra("tasks", "a model behind an endpoint"):
@@ -121,7 +129,7 @@ def parse_address(address: str, key_variable: str) -> tuple[str, str, str | None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         names, problem = [], f"{type(error).__name__}: {error}"
     if problem:
-        hint = "" if key else f" If it needs a key, set {key_variable}, or name another variable with --key-env."
+        hint = "" if key else f" If it needs a key, set {_KEY}, or name another variable with --key-env."
         raise ConfigError(f"{url}/models can't be read: {problem}.{hint} A model is named as in {url}#MODEL")
     if len(names) != 1:
         raise ConfigError(f"{url} serves {', '.join(names) or 'no model'}; name one: {url}#MODEL")

@@ -11,7 +11,6 @@ that was lost, remains on the server. Who waits for whom: every answer has a dea
 
 import http.client
 import json
-import os
 import socket
 import ssl
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
+from whet.base.addresses import checked_address, key_in
 from whet.base.errors import ConfigError, WhetError
 from whet.base.strict_json import JsonObject
 from whet.shells.links import Link, end_connection
@@ -70,20 +70,15 @@ class Remote(RuntimeKind):
     @field_validator("url")
     @classmethod
     def _is_an_address(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.username:
+        parts = urlsplit(checked_address(url))
+        if parts.path.strip("/") or parts.username:
             raise ValueError("must be the address of a server, such as https://node7:8700")
         return url.rstrip("/")
 
     @property
     def token(self) -> str:
-        """The token. Raises ``ConfigError`` if the environment variable is not set."""
-        if self.token_env not in os.environ:
-            raise ConfigError(
-                f"runtime.token_env: the environment variable {self.token_env} is not set; set it to the token that "
-                "whet shells printed"
-            )
-        return os.environ[self.token_env]
+        """The token. Raises ``ConfigError`` if the environment variable holds none."""
+        return key_in(self.token_env, "runtime.token_env", "the token that whet shells printed") or ""
 
     def check(self) -> None:
         _ = self.token

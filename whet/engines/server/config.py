@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from whet.base.addresses import key_in, plain_address
 from whet.base.errors import ConfigError
 from whet.base.lazy import FileDtype
 from whet.core.types import Distribution
 from whet.engines.config import Deployment, GeneratorConfig
-from whet.engines.server.access import key_in, plain_address
 from whet.engines.vllm.config import check_images
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class RemoteConfig(GeneratorConfig):
 
     def key(self) -> str | None:
         """Return the servers' key. Raises ``ConfigError`` if it is not in the environment."""
-        return key_in(self.api_key_env, "generator")
+        return key_in(self.api_key_env, "generator.api_key_env")
 
     def build(
         self,

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from whet.base.addresses import checked_address
 from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.base.seeds import derive_seed
@@ -69,8 +70,7 @@ class OpenEnv(DrawnTasks[Seed]):
     @field_validator("url")
     @classmethod
     def _is_websocket(cls, url: str) -> str:
-        if not url.startswith(("ws://", "wss://")):
-            raise ValueError("must begin with ws:// or wss://")
+        url = checked_address(url, ("ws", "wss"))
         return url if url.rstrip("/").endswith("/ws") else f"{url.rstrip('/')}/ws"
 
     def splits(self) -> dict[Split, list[Task[Seed]]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
 
+from whet.base.addresses import HttpAddress
 from whet.base.errors import ConfigError, DataError
 from whet.base.extras import require
 from whet.core.content import text_of
@@ -35,13 +36,13 @@ class NemoGym(SourcedTasks[ServedRow]):
 
     path: str = Field()
     """A JSONL file of rows with ``responses_create_params``, as published for Gym."""
-    servers: dict[str, str] = Field(default={})
+    servers: dict[str, HttpAddress] = Field(default={})
     """The URL of each resources server by its name; whet plays the rows of its simple agent, NAME_simple_agent. Other
     rows of the simple agent are found by the agent's name, or the taskset of a materialized row."""
-    agents: dict[str, str] = Field(default={})
+    agents: dict[str, HttpAddress] = Field(default={})
     """The URL of each agent server of Gym by the agent's name in the rows' ``agent_ref``, or of each environment server
     by the taskset in the rows' ``task_id``. It plays these rows against the policy."""
-    head: str | None = None
+    head: HttpAddress | None = None
     """The URL of Gym's head server, which lists resources servers and agent servers; ``servers`` and ``agents`` precede
     its list."""
     max_steps: int = Field(8, gt=0)

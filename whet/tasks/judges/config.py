@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from whet.base.addresses import HttpAddress, key_in
 from whet.base.errors import ConfigError
 from whet.config import Config
 from whet.config.base import within
@@ -39,7 +40,7 @@ class Judge(Config):
 
     bare: ClassVar = "model"
 
-    url: str | None = Field(None, pattern=r"^https?://")
+    url: HttpAddress | None = None
     """The URL of the API of a server, e.g. http://127.0.0.1:8000/v1. None: the run hosts ``model``."""
     model: str
     """With ``url`` the name of the model in requests. Otherwise the model that the run hosts: the built-in
@@ -99,6 +100,7 @@ class Judge(Config):
         return adapter_of(self.model) if self.is_policy else None
 
     def check_available(self) -> None:
+        key_in(self.api_key_env, "judge.api_key_env")
         if self.url is None and not self.is_policy:
             check_model(self.model)
 

@@ -11,10 +11,10 @@ import asyncio
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from whet.base.addresses import key_in
 from whet.base.errors import ConfigError
 from whet.base.seeds import derive_seed
 from whet.base.strict_json import JsonObject
@@ -65,13 +65,8 @@ class JudgeClient:
         self.name = f"the {role} {judge.model}" if judge.url is None else f"the {role} at {judge.url}"
         if judge.is_policy:
             self.name = f"the policy as the {role}"
-        headers = {}
-        if judge.api_key_env is not None:
-            if judge.api_key_env not in os.environ:
-                raise ConfigError(
-                    f"judge.api_key_env: the environment variable {judge.api_key_env} is not set; set it to the API key"
-                )
-            headers["Authorization"] = f"Bearer {os.environ[judge.api_key_env]}"
+        key = key_in(judge.api_key_env, "judge.api_key_env")
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._slots = asyncio.Semaphore(judge.concurrency)
         self._works = False  # whether the judge has answered a request
         self._warned = False  # about refused answers
