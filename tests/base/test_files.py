@@ -130,6 +130,9 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: 
     for folder in (tmp_path, tmp_path / "a" / "b"):
         with pytest.raises(ConfigError, match=f"^{folder} can't be written: .*into {tmp_path}, or its file system is"):
             check_writable(folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"file/a/b can't be written: {tmp_path}/file is a file, not a folder"):
+        check_writable(tmp_path / "file/a/b")
 
 
 @pytest.mark.parametrize(

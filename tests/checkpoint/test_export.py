@@ -251,7 +251,7 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
     export(run, out, force=True)
     assert not (out / "mine.txt").exists()
     assert (out / "model.safetensors").exists()
-    with pytest.raises(ConfigError, match="not an empty folder"):
+    with pytest.raises(ConfigError, match=r"recipe\.yaml is a file; name a folder to create"):
         export(run, run / "recipe.yaml", force=True)
     with staged_folder(out), pytest.raises(ConfigError, match="out is being written by another process"):
         export(run, out, force=True)

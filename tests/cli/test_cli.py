@@ -161,6 +161,16 @@ def test_a_folder_that_is_not_a_run_is_not_answered_with_its_own_name(tmp_path):
     assert result.stderr == "error: run: not a run: it contains no recipe.yaml.\n"
 
 
+def test_the_runs_in_a_folder_are_listed_if_it_is_no_run(tmp_path):
+    (tmp_path / "runs/first").mkdir(parents=True)
+    (tmp_path / "runs/first/recipe.yaml").touch()
+    for word, said in (
+        ("runs", "runs: not a run: it contains no recipe.yaml. Runs in runs: first."),
+        ("runs/first/recipe.yaml", "runs/first/recipe.yaml: a file, and the folder of a run is needed."),
+    ):
+        assert whet("export", word, "--out", "x", cwd=tmp_path).stderr == f"error: {said}\n"
+
+
 HOSTILE = {
     "broken.yaml": b"steps: [1\n",
     "binary.yaml": b"\xff\xfe\x00\x01binary",

@@ -127,6 +127,18 @@ def test_a_folder_of_other_files_is_not_touched(tmp_path: Path) -> None:
     assert (out / "notes-2026.jsonl").read_text() == "{}"
 
 
+def test_a_source_is_never_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(config(tmp_path, {"a": texts(0, 9)}), out)
+    before = (out / "train-00000.jsonl").read_bytes()
+    rows = {"type": "supervised", "path": str(out / "train-*.jsonl")}
+    again = config(tmp_path, {"a": texts(0, 9)}, a={"rows": rows})
+    with pytest.raises(DataError, match=r"train-00000\.jsonl is read, and would be replaced by data in .*out; choose"):
+        prepare(again, out, force=True)
+    assert (out / "train-00000.jsonl").read_bytes() == before
+    prepare(again, tmp_path / "other")
+
+
 def test_a_killed_preparation_continues_with_the_source_that_was_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

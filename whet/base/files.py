@@ -98,6 +98,8 @@ def check_writable(folder: Path) -> None:
         near = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     except PermissionError as error:
         raise ConfigError(f"{folder} can't be written: {error.strerror}") from None
+    if not near.is_dir() and near != folder.absolute():
+        raise ConfigError(f"{folder} can't be written: {near} is a file, not a folder")
     if near.is_dir() and not os.access(near, os.W_OK | os.X_OK):
         raise ConfigError(
             f"{folder} can't be written: you have no permission to write into {near}, or its file system is read-only"

@@ -162,7 +162,9 @@ def _loader(model: "PreTrainedModel", config: "ModelConfig", kind: Kind) -> Mode
 
 
 def _check_free(out: Path, force: bool) -> None:
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder to create")
+    if out.exists() and any(out.iterdir()) and not force:
         raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
 
 

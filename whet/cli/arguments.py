@@ -71,10 +71,12 @@ def run_folder(run: Path) -> Path:
 
     if (run / "recipe.yaml").is_file():
         return run
-    runs = runs_in(run.parent)
+    inside = runs_in(run) if run.is_dir() else []  # runs/ in place of runs/NAME
+    folder, runs = (run, inside) if inside else (run.parent, runs_in(run.parent))
     what = "not a run: it contains no recipe.yaml" if run.is_dir() else "there is no such run folder"
-    listed = f" Runs in {run.parent}: {', '.join(runs[:10])}." if runs else ""
-    raise ConfigError(f"{run}: {what}.{did_you_mean(run.name, runs)}{listed}")
+    what = "a file, and the folder of a run is needed" if run.is_file() else what
+    listed = f" Runs in {folder}: {', '.join(runs[:10])}." if runs else ""
+    raise ConfigError(f"{run}: {what}.{'' if inside else did_you_mean(run.name, runs)}{listed}")
 
 
 def recipe_of(target: str, changes: list[str]) -> "Recipe":

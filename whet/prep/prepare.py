@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WEB = ("hf:", "http://", "https://")
+_SHARDS = "{split}-[0-9][0-9][0-9][0-9][0-9].jsonl"  # the names of the files of a split
 _EARLY = 1000  # rows after which too many wrong ones stop a source
 _NO_LIMIT = 1 << 63  # rows
 
@@ -65,6 +66,7 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
         raise DataError(f"{folder}: {why}; replace it with --force, or choose another --out")
     if present is None and folder.is_dir() and {path.name for path in folder.iterdir()} - {".stage"} and not force:
         raise DataError(f"{folder} is not empty and has no {FILE}; choose another --out, or replace it with --force")
+    _check_kept(folder, [file for inputs in (*files.values(), *against) for file in inputs])
     renderer = _renderer(config)
     contamination = Contamination.of_files(config.decontamination.against, config.decontamination.ngram)
     manifest, stages = Manifest(key, settings, versions), dict[str, Path]()
@@ -83,7 +85,7 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
     PROGRESS.begin("writing the splits")
     (folder / FILE).unlink(missing_ok=True)  # a folder without a manifest is incomplete
     for split in SPLITS:
-        for old in folder.glob(f"{split}-[0-9][0-9][0-9][0-9][0-9].jsonl"):
+        for old in folder.glob(_SHARDS.format(split=split)):
             old.unlink()
     write_splits(config, stages, folder, manifest)
     for name, tally in manifest.sources.items():
@@ -91,6 +93,14 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
     manifest.write(folder)
     shutil.rmtree(folder / ".stage")
     return manifest
+
+
+def _check_kept(folder: Path, inputs: Sequence[str]) -> None:
+    """Raise ``DataError`` if a file that is read would be replaced."""
+    for path in (Path(file).resolve() for file in inputs if not file.startswith(_WEB)):
+        replaced = (FILE, *(_SHARDS.format(split=split) for split in SPLITS))
+        if path.parent == folder.resolve() and any(path.match(name) for name in replaced):
+            raise DataError(f"{path} is read, and would be replaced by data in {folder}; choose another --out")
 
 
 def _inputs(path: str) -> dict[str, str]:
