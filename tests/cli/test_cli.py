@@ -139,6 +139,7 @@ def test_a_wrong_recipe_ends_in_one_message_with_code_2_and_no_heavy_import(fold
         (["resume", ""], "whet resume '': a word is empty"),
         (["serve", "x", "--host", ""], "whet serve x --host '': a word is empty"),
         (["serve", "x", "--host="], "whet serve x --host=: a word is empty"),
+        (["serve", "x", "--token", "a b"], "--token is not a key: it is empty, or has spaces"),
         (["prep", "nosuch.yaml"], "nosuch.yaml: there is no such file.\n"),
         (["prep", "."], ". is a folder; name the YAML file that lists the sources of rows"),
         (["resume", "runs/none"], "runs/none: there is no such run folder"),

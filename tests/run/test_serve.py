@@ -1,7 +1,9 @@
 """``whet serve``: a model answers OpenAI's client as each call wants it, and Ctrl-C ends it."""
 
 import asyncio
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -44,9 +46,9 @@ def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI, 
 
 @pytest.mark.slow
 def test_a_run_answers_and_ends_with_ctrl_c(tiny_model: Path, tmp_path: Path) -> None:
-    folder = run.start(toy_recipe(tiny_model, steps=1, evaluation={"enabled": False}), tmp_path / "mine")
+    folder = run.start(toy_recipe(tiny_model, steps=1, evaluation={"enabled": False}), tmp_path / "it's")
     with served(str(folder)) as (process, client, name):
-        assert name == "mine"
+        assert name == "it's"
         said: list[Any] = [{"role": "user", "content": "hi"}]
         asked: dict[str, Any] = {"model": name, "messages": said, "max_tokens": 8, "temperature": 0}
         first, second = (client.chat.completions.create(**asked) for _ in range(2))
@@ -55,7 +57,7 @@ def test_a_run_answers_and_ends_with_ctrl_c(tiny_model: Path, tmp_path: Path) ->
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == first.choices[0].message.content
         assert first.usage is not None
         assert first.usage.completion_tokens <= 8
-        with pytest.raises(openai.NotFoundError, match="serves 'mine'"):
+        with pytest.raises(openai.NotFoundError, match='serves "it\'s"'):
             client.chat.completions.create(**{**asked, "model": "gpt-x"})
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="stolen").models.list()
@@ -63,6 +65,8 @@ def test_a_run_answers_and_ends_with_ctrl_c(tiny_model: Path, tmp_path: Path) ->
         out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert out.endswith("stopped\n")
+    curl = next(line for line in out.splitlines() if line.startswith("curl "))
+    assert json.loads(shlex.split(curl)[-1])["model"] == name, "a shell reads the line as it is meant"
     assert "Traceback" not in err
 
 

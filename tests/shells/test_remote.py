@@ -18,6 +18,7 @@ from tests.contracts.fault_contract import eventually
 from tests.contracts.runtime_contract import LIMITS, RuntimeContract, text
 from tests.endpoint.certificates import certificate
 from whet.base.errors import ConfigError
+from whet.cli.shells import shells
 from whet.shells.local import Local, _problem
 from whet.shells.remote import Message, Remote
 from whet.shells.runtime import RuntimeFailure, ShellLimits
@@ -229,6 +230,10 @@ def test_settings_that_cannot_work_are_named(server: RuntimeServer, monkeypatch:
     monkeypatch.setenv("WHET_SHELLS_TOKEN", "wrong")
     with pytest.raises(ConfigError, match="the token is wrong"):
         Remote(url=server.url, limits=LIMITS).check()
+    monkeypatch.setenv("WHET_SHELLS_TOKEN", "two\nlines")
+    for use in (Remote(url=server.url, limits=LIMITS).check, shells):
+        with pytest.raises(ConfigError, match="the environment variable WHET_SHELLS_TOKEN is not a key"):
+            use()
     monkeypatch.delenv("WHET_SHELLS_TOKEN")
     with pytest.raises(ConfigError, match="the environment variable WHET_SHELLS_TOKEN is not set"):
         Remote(url=server.url, limits=LIMITS).check()

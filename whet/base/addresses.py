@@ -41,10 +41,11 @@ def key_in(variable: str | None, setting: str, what: str = "the server's key") -
         return None
     if variable not in os.environ:
         raise ConfigError(f"{setting}: the environment variable {variable} is not set; set it to {what}")
-    key = os.environ[variable]
+    return checked_key(os.environ[variable], f"{setting}: the environment variable {variable}")
+
+
+def checked_key(key: str, name: str) -> str:
+    """Return a key that clients can send in a header of HTTP. Otherwise raises ``ConfigError`` with its ``name``."""
     if not key or not all("!" <= sign <= "~" for sign in key):
-        raise ConfigError(
-            f"{setting}: the environment variable {variable} holds no key: it is empty, or has spaces, line breaks or "
-            f"letters outside of ASCII; set it to {what}"
-        )
+        raise ConfigError(f"{name} is not a key: it is empty, or has spaces, line breaks or letters outside of ASCII")
     return key

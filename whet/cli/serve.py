@@ -1,6 +1,7 @@
 """``whet serve``: serves a trained model with OpenAI's API."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,7 @@ def serve(
     """Serve a model with OpenAI's API. For example: whet serve runs/quickstart-20260131-120000"""
     require("serve", "whet serve", "starlette", "uvicorn")
     from whet.algorithms.base import OnlineAlgorithm
+    from whet.base.addresses import checked_key
     from whet.base.errors import ConfigError
     from whet.cli.evaluate import run_of, with_model_of
     from whet.config import load
@@ -37,6 +39,8 @@ def serve(
     from whet.run.recipe import Recipe
     from whet.run.serve import serve as served
 
+    if token is not None:
+        checked_key(token, "--token")
     run = run_of(target)
     samples = run is not None and isinstance(load(Recipe, target).value.algorithm, OnlineAlgorithm)
     # Each call says how long its reply may be, so the quickstart's lengths must not limit the generator's context.
@@ -53,8 +57,9 @@ def serve(
 
     def ready(address: "Address") -> None:
         body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+        url, header = f"{address.base_url}/chat/completions", f"Authorization: Bearer {address.api_key}"
         print(f"{name} is served at {address.base_url}\ntoken: {address.api_key}\n")
-        print(f"curl {address.base_url}/chat/completions -H 'Authorization: Bearer {address.api_key}' -d '{body}'\n")
+        print(f"{shlex.join(['curl', url, '-H', header, '-d', body])}\n")
         print("stop with Ctrl-C", flush=True)
 
     model = target if run is None else None

@@ -17,10 +17,11 @@ def shells(
 ) -> None:
     """Open shells for runs on other machines, which set data.runtime to {type: remote, url: ...}. For example: whet
     shells most=100 runtime.limits.memory_mib=2048"""
+    from whet.base.addresses import key_in
     from whet.config.loading import load_overrides
     from whet.shells.serving import RuntimeServer, ShellServer
 
-    token = os.environ.get(_TOKEN) or secrets.token_urlsafe(24)
+    token = key_in(_TOKEN if os.environ.get(_TOKEN) else None, "whet shells") or secrets.token_urlsafe(24)
     with RuntimeServer(load_overrides(ShellServer, overrides or []), token) as server:
         shown = f"the value of {_TOKEN}" if os.environ.get(_TOKEN) else token
         print(f"shells are opened at {server.url}\ntoken: {shown}\nstop with Ctrl-C", flush=True)
