@@ -181,6 +181,8 @@ def test_a_file_with_the_rows_elsewhere_says_where(tmp_path: Path, name: str, co
         (Preference, {"prompt": "z", "chosen": [USER, REPLY], "rejected": [USER, REPLY]}, "'chosen' must begin with"),
         (Conversation, {"prompt": b"q", "completion": "a"}, "field 'prompt' holds bytes, and must be a text"),
         (Conversation, {"Prompt": "q", "Zeta": 1, "A": 1}, "if 'Prompt' is meant"),
+        (Conversation, {"row": {"prompt": "q", "completion": "a"}}, r"this row: row; 'row' has it: write what is in"),
+        (Conversation, {"row": {"text": "q"}}, r"\(fields of this row: row\)$"),
     ],
 )
 def test_what_a_published_form_means_is_read_or_refused(

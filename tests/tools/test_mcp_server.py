@@ -75,6 +75,14 @@ def test_a_servers_tools_are_called_and_its_errors_are_shown() -> None:
         ({"content": "5"}, None),  # not a list of parts
         ({"content": [], "structuredContent": {"sum": 5}}, '{"sum": 5}'),
         ({"content": [{"type": "text", "text": "five"}], "structuredContent": {"sum": 5}}, "five"),
+        (
+            {"content": [{"type": "audio", "data": "eHh4", "mimeType": "audio/wav"}]},
+            '{"type":"audio","mime_type":"audio/wav"}',
+        ),
+        (
+            {"content": [{"type": "resource", "resource": {"uri": "file:///a", "blob": "eHh4"}}]},
+            '{"type":"resource","resource":{"uri":"file:///a"}}',
+        ),
     ],
 )
 def test_a_broken_result_is_the_servers_fault_and_one_without_a_text_is_json(values: Any, shown: str | None) -> None:

@@ -235,12 +235,16 @@ def missing(name: str, fields: Collection[str], columns: Mapping[str, str] | Non
         return f"the row has no {column!r} (columns.{name}); {present}.{did_you_mean(column, here)}"
     usual = (field for field in _USUAL.get(name, ()) if field in fields)
     alike = (field for field in fields if field.strip().casefold() == name)
-    meant = next(chain(alike, get_close_matches(name, fields, 1), usual), min(fields, default=None))
+    objects = [key for key in fields if isinstance(fields, Mapping) and isinstance(fields[key], Mapping)]
+    others = min((field for field in fields if field not in objects), default=None)
+    meant = next(chain(alike, get_close_matches(name, fields, 1), usual), others)
     rename = "" if meant is None else f"; if {meant!r} is meant, set columns={{{name}: {meant}}}"
     if meant in (columns or {}):
         rename = f"; if this is the {name}, name its column in columns.{name} instead of columns.{meant}"
     if isinstance(fields, Mapping) and (rows := next((key for key in fields if _are_rows(fields[key])), None)):
         rename = f"; if the list {rows!r} has the rows, write it alone into a file"
+    if isinstance(fields, Mapping) and (holder := next((key for key in objects if name in fields[key]), None)):
+        rename = f"; {holder!r} has it: write what is in {holder!r} as columns of the row"
     listed = ", ".join(fields) or "none"
     shown = listed if len(listed) <= _LISTED else f"{listed[:_LISTED]}... ({len(fields)} fields)"
     return f"field {name!r} is missing (fields of this row: {shown}{rename})"

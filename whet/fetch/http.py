@@ -56,10 +56,12 @@ class HttpClient:
         max_bytes: int,
         headers: Mapping[str, str] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        setting: str | None = None,
     ) -> None:
-        """``deadline`` is in seconds, for the whole of one request (None: the caller's); ``max_bytes`` bounds an
-        answer."""
+        """``deadline`` is in seconds, for the whole of one request (None: the caller's); ``setting`` names in errors
+        where it comes from; ``max_bytes`` bounds an answer."""
         self.deadline, self.max_bytes = deadline, max_bytes
+        self._within = "" if setting is None else f"{setting} = "
         self._http = httpx.AsyncClient(
             timeout=deadline,
             headers=headers,
@@ -93,7 +95,7 @@ class HttpClient:
             async with asyncio.timeout(self.deadline):
                 return await self._send(request, cookies, event)
         except (httpx.TimeoutException, TimeoutError):
-            raise UnansweredError(f"no answer within {self.deadline:g} s") from None
+            raise UnansweredError(f"no answer within {self._within}{self.deadline:g} s") from None
         except httpx.HTTPError as error:
             raise UnansweredError(f"{type(error).__name__}: {error}") from None
 

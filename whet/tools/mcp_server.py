@@ -116,7 +116,7 @@ class MCPConnection(ToolServer):
             return bounded(result.structured_content, limit)
         if not result.is_error and any(part.type == "image" for part in result.content):
             return within([_part(part) for part in result.content], limit)
-        texts = (part.text if part.type == "text" else part.model_dump_json() for part in result.content)
+        texts = map(_text, result.content)
         if result.is_error:
             raise ToolError("\n".join(texts))
         return bounded(texts, limit)
@@ -205,4 +205,11 @@ def _part(part: Any) -> Part:
     """Return a part of a server's result. The environment checks its images."""
     if part.type == "image":
         return {"type": "image", "url": f"data:{part.mime_type};base64,{part.data}"}
-    return {"type": "text", "text": part.text if part.type == "text" else part.model_dump_json()}
+    return {"type": "text", "text": _text(part)}
+
+
+def _text(part: Any) -> str:
+    """Return a part as the model reads it: the text, or the description of anything else without its bytes."""
+    if part.type == "text":
+        return str(part.text)
+    return str(part.model_dump_json(exclude={"data": True, "resource": {"blob": True}}, exclude_none=True))

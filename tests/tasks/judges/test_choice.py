@@ -54,6 +54,12 @@ def test_shares_are_relative_to_the_choices_and_ignore_spaces_around_tokens() ->
         shares(logprobs, ("Y", "Z"))
 
 
+@pytest.mark.parametrize("value", [5.0, 1e9, math.inf, math.nan])
+def test_a_number_that_is_not_a_log_prob_is_a_failure(value: float) -> None:
+    with pytest.raises(UnansweredError, match=r"it reports .* for 'A', which is not a log-prob"):
+        shares({"A": value, "B": -1.0}, ("A", "B"))
+
+
 def test_the_reward_is_the_mean_under_the_probabilities_and_the_grader_says_what_is_right() -> None:
     environments, seen = judged(lambda _: first_token({"Positive": 0.6, "Negative": 0.2}))
     scores = grade(environments, COMPLAINT)

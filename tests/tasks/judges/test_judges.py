@@ -106,7 +106,7 @@ def test_a_judge_that_is_too_slow_is_named_with_its_deadline() -> None:
     def slow(body: dict[str, Any]) -> httpx.Response:
         raise httpx.ReadTimeout("")
 
-    with pytest.raises(JudgeError, match=r"in 1 attempts: no answer within 5 s"):
+    with pytest.raises(JudgeError, match=r"in 1 attempts: no answer within judge.deadline = 5 s"):
         ask(slow, JUDGE.model_copy(update={"retries": 0}))
 
 

@@ -106,7 +106,7 @@ class Client:
         self.section, self._closed = section, False
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.url, self.deadline = url, deadline
-        self._control = HttpClient(deadline, _MOST_BYTES, headers)
+        self._control = HttpClient(deadline, _MOST_BYTES, headers, setting=f"{section}.deadline")
         self._sampling = HttpClient(None, _MOST_BYTES, headers)  # the engine watches whether the server makes progress
 
     async def get(self, path: str) -> Any:

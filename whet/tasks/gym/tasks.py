@@ -109,8 +109,8 @@ class GymEnvironments(Environments[ServedRow]):
     def __init__(self, tasks: NemoGym, transport: "httpx.AsyncBaseTransport | None" = None) -> None:
         """``transport`` replaces the network in tests."""
         self.tasks, self.servers = tasks, tasks.listed()
-        self._http = HttpClient(tasks.deadline, MAX_BYTES, transport=transport)
-        self._agents = HttpClient(tasks.agent_deadline, MAX_BYTES, transport=transport)
+        self._http = HttpClient(tasks.deadline, MAX_BYTES, transport=transport, setting="data.deadline")
+        self._agents = HttpClient(tasks.agent_deadline, MAX_BYTES, transport=transport, setting="data.agent_deadline")
         self._episodes = 0  # of agents
 
     def make(self, task: Task[ServedRow]) -> Environment:

@@ -37,6 +37,7 @@ _ABOUT_THE_TEXT = {400, 413, 422}  # HTTP statuses for a text that is too long o
 _GREETING: list[Message] = [{"role": "user", "content": "Hello."}]
 _MAX_BYTES = 4_000_000
 _AGAIN = 1.0  # the temperature of a repeat after a greedy reply without a verdict, which would be the same
+_ROUNDED = 0.01  # the most that rounding makes of a log-prob of 0
 _LIKELIEST = 20  # tokens with log-probs, the most that OpenAI's API returns
 
 
@@ -76,7 +77,7 @@ class JudgeClient:
         elif judge.url is None:
             self._line = HostedLine(judge, self.name)
         else:
-            self._line = HttpClient(judge.deadline, _MAX_BYTES, headers, transport)
+            self._line = HttpClient(judge.deadline, _MAX_BYTES, headers, transport, "judge.deadline")
 
     async def ask(
         self, messages: Sequence[Message], read: Callable[[str], T | None], name: str, whole: bool = False
@@ -194,9 +195,11 @@ class PolicyLine:
 
 def shares(logprobs: Mapping[str, float], choices: Collection[str]) -> dict[str, float]:
     """Return the probability of each choice relative to all choices, from the log-probs of tokens. White space around a
-    token doesn't count. Raises ``UnansweredError`` if no token is a choice."""
+    token doesn't count. Raises ``UnansweredError`` if no token is a choice, or a number is not a log-prob."""
     mass = dict.fromkeys(choices, 0.0)
     for token, logprob in logprobs.items():
+        if not logprob <= _ROUNDED:
+            raise UnansweredError(f"it reports {logprob:.3g} for {token!r}, which is not a log-prob")
         if (word := token.strip()) in mass:
             mass[word] += math.exp(logprob)
     if not (total := math.fsum(mass.values())) > 0:
