@@ -8,6 +8,7 @@ import pytest
 from tests.groups import episode
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Group, Span, Task
+from whet.data.order import TaskOrder
 from whet.data.source import DatasetSource, MappedRows
 
 
@@ -54,6 +55,12 @@ def test_a_batch_that_was_drawn_but_not_trained_on_is_drawn_again():
     again = DatasetSource(GROUPS, 3, seed=2)
     again.load_state(source.state())
     assert [g.uid for g in asyncio.run(again.next_groups())] == [g.uid for g in lost]
+
+
+@pytest.mark.parametrize("state", [{}, {"order": TaskOrder(10).state(), "next_ticket": 4}], ids=["replayed", "sampled"])
+def test_the_position_of_a_run_that_sampled_answers_is_refused(state):
+    with pytest.raises(ConfigError, match="a run that sampled answers, so it has no position in the rows"):
+        DatasetSource(GROUPS, 3).load_state(state)
 
 
 def test_rows_are_converted_when_drawn_and_dropped_rows_are_counted():

@@ -14,8 +14,9 @@ import pytest
 from tests.groups import group
 from tests.toy import Flaky, Hanging, Lowercase, toy_recipe
 from tests.weights.collected import load_into
-from whet.base.errors import DataError, DeadlineError, WhetError
+from whet.base.errors import ConfigError, DataError, DeadlineError, WhetError
 from whet.core.types import Group, Task
+from whet.data.order import TaskOrder
 from whet.processes.pool import Pool
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
@@ -356,6 +357,16 @@ def test_a_resumed_source_goes_on_where_it_was(tiny_model: Path) -> None:
             got = await resumed.next_groups()
         assert uids(got) == uids(expected)
         assert [t.tokens for g in got for t in g.trajectories] == [t.tokens for g in expected for t in g.trajectories]
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("state", [{}, {"order": TaskOrder(12).state()}], ids=["replayed", "rows"])
+def test_the_position_of_a_run_that_sampled_nothing_is_refused(tiny_model: Path, state: dict[str, Any]) -> None:
+    async def go() -> None:
+        async with source(tiny_model) as rollouts:
+            with pytest.raises(ConfigError, match="sampled no answers, so it has no position in the tasks"):
+                rollouts.load_state(state, version=1)
 
     asyncio.run(go())
 

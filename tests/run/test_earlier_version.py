@@ -54,7 +54,7 @@ def whet(*words: str) -> None:
 
 
 def test_it_is_resumed(earlier: Path) -> None:
-    whet("resume", str(earlier), "steps=3")
+    whet("resume", str(earlier), "steps=3", "algorithm.loss.kl=0.01")  # which has further settings
     assert (
         "recipe.yaml lacks devices.cost_per_hour, profile, evaluation.consensus, which take"
         in (earlier / "log.txt").read_text()

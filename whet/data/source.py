@@ -129,6 +129,11 @@ class DatasetSource:
         return {"order": self._trained}
 
     def load_state(self, state: JsonObject, version: int = 0) -> None:
-        """Continue from a state."""
+        """Continue from a state. Raises ``ConfigError`` if it is not of rows, or of other ones."""
+        if "order" not in state or "next_ticket" in state:
+            raise ConfigError(
+                "the checkpoint is of a run that sampled answers, so it has no position in the rows; resume with the "
+                "same data, or start a new run"
+            )
         self.order.load_state(state["order"])
         self._trained = self.order.state()

@@ -180,6 +180,11 @@ class RolloutSource:
         """Continue from ``state`` under weights ``version``. The next ``next_groups`` samples the tickets that were in
         flight."""
         name, position = self._position
+        if "next_ticket" not in state:
+            raise ConfigError(
+                "the checkpoint is of a run that sampled no answers, so it has no position in the tasks; resume with "
+                "the same data and rollouts.replay, or start a new run"
+            )
         if name not in state:
             made = "with" if self.curriculum is None else "without"
             raise ConfigError(

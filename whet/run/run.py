@@ -22,7 +22,7 @@ from whet.checkpoint.policy import FURTHER
 from whet.checkpoint.store import CheckpointStore
 from whet.cluster.base import Cluster
 from whet.cluster.lease import Devices, TenantGroup
-from whet.config import dump_yaml, load
+from whet.config import Loaded, dump_yaml, load
 from whet.config.tree import DEFAULT, dotted, from_plain
 from whet.config.yaml_text import parse_mapping
 from whet.lineage.reading import record_run
@@ -67,13 +67,21 @@ def resume(
     folder = folder.absolute()
     path = folder / "recipe.yaml"
     loaded = load(Recipe, path, list(overrides))
-    written = from_plain(parse_mapping(path.read_text("utf-8"), str(path)))
-    keys = [tuple(key.split(".")) for key, origin in loaded.origins.items() if origin == DEFAULT]
-    rests = {key: written.find(key)[1] for key in keys}  # a run writes all settings
-    lacking = list(dict.fromkeys(dotted(key[: len(key) - len(rest) + 1]) for key, rest in rests.items() if rest))
+    lacking = _lacking(path, loaded)
     if lacking:
         _check_as_written(folder, lacking)
     return _train(loaded.value, folder, resuming=True, asked=stop, on_step=on_step, lacking=lacking)
+
+
+def _lacking(path: Path, loaded: Loaded[Recipe]) -> list[str]:
+    """Return the settings that a run's recipe, which had all when it was written, lacks. ``loaded`` has overrides, too,
+    whose settings may have others, with defaults."""
+    with suppress(ConfigError):  # of a recipe that is valid with the overrides only
+        loaded = load(Recipe, path)
+    written = from_plain(parse_mapping(path.read_text("utf-8"), str(path)))
+    keys = [tuple(key.split(".")) for key, origin in loaded.origins.items() if origin == DEFAULT]
+    rests = {key: written.find(key)[1] for key in keys}
+    return list(dict.fromkeys(dotted(key[: len(key) - len(rest) + 1]) for key, rest in rests.items() if rest))
 
 
 def _check_as_written(folder: Path, lacking: Sequence[str]) -> None:
