@@ -54,7 +54,7 @@ test-avx2: install
 	$(AVX2) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm" tests/run/test_machine.py \
 		tests/losses tests/learner/test_gradients.py tests/learner/test_learner.py tests/learner/test_precision.py \
 		tests/learner/test_state.py tests/engines/test_torch_generator.py tests/engines/test_decode_attention.py \
-		tests/models/test_packed_linear.py tests/models/test_precision.py
+		tests/models/test_packed_linear.py tests/models/test_precision.py tests/models/test_row_sizes.py
 
 # Two small steps of the quickstart as on an older processor.
 test-quickstart-avx2: install

@@ -8,6 +8,8 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     LlamaConfig,
@@ -90,6 +92,19 @@ def tiny_mixtral(
     """The same sizes, 4 experts in each layer, 2 for each token."""
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     return _build(MixtralForCausalLM, MixtralConfig(**_sizes(vocab, {**experts, **changes})), dtype, seed)
+
+
+def tiny_gpt_oss(
+    vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """The same sizes; attention sinks, a window, and 4 experts with biases, 2 for each token."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24}
+    model = _build(GptOssForCausalLM, GptOssConfig(**_sizes(vocab, {**experts, **changes})), dtype, seed)
+    random = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # transformers begins with zeros
+            torch.nn.init.normal_(parameter, std=0.3, generator=random)
+    return model
 
 
 def tiny_deepseek(

@@ -18,6 +18,7 @@ from tests.tiny import (
     VOCAB,
     tiny_deepseek,
     tiny_gemma,
+    tiny_gpt_oss,
     tiny_granite,
     tiny_llama,
     tiny_qwen3,
@@ -35,7 +36,7 @@ from whet.engines.torch.loading import build_engine_model
 
 STATES = [tiny_qwen3_5, tiny_granite]  # sampled by transformers' own caches
 MODELS = [tiny_llama, tiny_qwen3, tiny_gemma]
-EXPERTS = [tiny_qwen3_moe, tiny_deepseek]
+EXPERTS = [tiny_qwen3_moe, tiny_deepseek, tiny_gpt_oss]
 EVERY = [*MODELS, *STATES]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 

@@ -7,7 +7,7 @@ from tests.models.tiny_families import tiny_model
 from whet.models.moe.fixed_experts import NAME, use_fixed_experts
 
 
-@pytest.mark.parametrize("family", ["afmoe", "hy_v3", "minimax_m2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["afmoe", "gpt_oss", "hy_v3", "minimax_m2", "qwen3_moe"])
 def test_with_fixed_numbers_of_rows_a_model_computes_the_same(family: str) -> None:
     model = tiny_model(family, torch.float32)
     tokens = torch.arange(10, 31)[None]

@@ -1,5 +1,7 @@
 """Products of a row don't depend on the other rows, whatever the machine's kernels do."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -31,18 +33,41 @@ def test_only_the_given_numbers_of_rows_are_computed(sizes: tuple[int, ...], row
     assert sum(computed) < rows + sizes[-1]
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "pack"),
-    grid([(576, 576), (576, 192), (576, 1536), (1536, 576), (64, 264), (7, 5)], list(DTYPES), [True, False]),
-    ids=str,
-)
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+SHAPES = [(576, 576), (576, 192), (1536, 576), (128, 64), (320, 256), (64, 264), (7, 5)]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "pack"), grid(SHAPES, list(DTYPES), [True, False]), ids=str)
 @torch.no_grad()
 def test_a_row_has_the_same_product_in_any_company(shape: tuple[int, int], dtype: str, pack: bool) -> None:
     layer = nn.Linear(*shape, dtype=DTYPES[dtype])
     if pack:
         pack_linears(layer)
+    check_company(layer)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("shape", "bias", "transposed"), grid(SHAPES, [True, False], [True, False]), ids=str)
+@torch.no_grad()
+def test_the_same_with_two_threads_and_weights_as_experts_have_them(
+    shape: tuple[int, int], bias: bool, transposed: bool
+) -> None:
+    layer = nn.Linear(*shape, bias)
+    if transposed:
+        layer.weight = nn.Parameter(layer.weight.T.contiguous().T)
+    check_company(layer)
+
+
+def check_company(layer: nn.Linear) -> None:
     fix_rows(layer)
-    x = torch.randn(1, 512, shape[0], generator=torch.Generator().manual_seed(1)).to(DTYPES[dtype])
+    x = torch.randn(1, 512, layer.in_features, generator=torch.Generator().manual_seed(1)).to(layer.weight.dtype)
     whole = layer(x)
     for count in (1, 2, 15, *range(16, 512, 16), 511):
         assert torch.equal(layer(x[:, :count]), whole[:, :count])

@@ -1,25 +1,26 @@
 """Linear layers whose product of a row doesn't depend, to the bit, on the other rows.
 
-Some kernels for CPUs add up in another order if there are more rows or fewer, or if a row begins at an address that is
-not a multiple of 16. A completion would then depend on what is sampled at the same time, and a run on timing. So
-products are computed for fixed numbers of rows, which are filled up with zeros: for the ``SIZES`` whose products agree
-on this machine, for a layer's shape, with the products of 64 rows. Rows of unusual lengths are filled up, too.
+Some kernels for CPUs add up in another order if there are more rows or fewer, for the last rows of a product, or if a
+row begins at an address that is not a multiple of 16. A completion would then depend on what is sampled at the same
+time, and a run on timing. So products are computed for fixed numbers of rows, which are filled up with zeros: for some
+of ``SIZES``, whose products agree on this machine, for a layer's shape. Rows of unusual lengths are filled up, too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from whet.models.packed_linear import PackedLinear
 
-SIZES = (4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256)
-_REFERENCE = 64
+SIZES = (4, 8, 12, 16, 24, 32, 40, 48, 60, 64, 80, 96, 120, 128, 192, 240, 256)
+_USUAL = 64  # rows of a step, at most
+_WEIGHT = 12  # rows that take as long as reading the weight: more products with fewer rows each are slower, too
 _ALIGNMENT = 64  # bytes
-_NUMBERS = 256  # results that are compared at each place of a block: a few can agree by chance
+_NUMBERS = 256  # results that are compared: a few can agree by chance
 Product = Callable[[Tensor], Tensor]
-_chosen: dict[tuple[object, ...], Sequence[int]] = {}
 
 
 class FixedRows:
@@ -31,23 +32,26 @@ class FixedRows:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product. [..., inputs] -> [..., outputs]"""
         rows = x.reshape(-1, x.shape[-1])
-        count, most = len(rows), self.sizes[-1]
-        last = count % most
-        size = next(size for size in self.sizes if size >= last) if last else 0
-        if size > last:
-            rows = nn.functional.pad(rows, (0, 0, 0, size - last))
-        parts = rows.split([most] * (count // most) + [size] * (size > 0)) if count else [rows]
-        products = [self._product(part) for part in parts]
+        count = len(rows)
+        parts = _parts(count, self.sizes)
+        if (filled := sum(parts)) > count:
+            rows = nn.functional.pad(rows, (0, 0, 0, filled - count))
+        products = [self._product(part) for part in (rows.split(parts) if parts else [rows])]
         product = products[0] if len(products) == 1 else torch.cat(products)
         return product[:count].view(*x.shape[:-1], product.shape[-1])
+
+
+def _parts(count: int, sizes: Sequence[int]) -> list[int]:
+    """Return the numbers of rows, each one of ``sizes``, in which ``count`` rows are computed."""
+    whole, last = divmod(count, sizes[-1])
+    return [sizes[-1]] * whole + ([next(size for size in sizes if size >= last)] if last else [])
 
 
 def fix_rows(model: nn.Module) -> None:
     """Replace the forward pass of each plain linear layer of ``model`` on a CPU by ``FixedRows``."""
     for layer in model.modules():
         if type(layer) is nn.Linear and layer.weight.device.type == "cpu":
-            packed = isinstance(layer.forward, PackedLinear)
-            setattr(layer, "forward", FixedRows(_product(layer), sizes_for(layer, packed)))  # noqa: B010
+            setattr(layer, "forward", FixedRows(_product(layer), sizes_for(layer)))  # noqa: B010
 
 
 def _product(layer: nn.Linear) -> Product:
@@ -60,43 +64,84 @@ def _product(layer: nn.Linear) -> Product:
     return lambda x: nn.functional.linear(fill(x), fill(layer.weight), layer.bias)
 
 
-def sizes_for(layer: nn.Linear, packed: bool) -> Sequence[int]:
-    """Return the numbers of rows for which products of the layer's shape agree on this machine."""
-    shape = (layer.in_features, layer.out_features, layer.bias is not None)
-    key = (*shape, layer.weight.dtype, packed, torch.get_num_threads())
+class _Kind(NamedTuple):
+    """The properties of a layer that its kernel depends on."""
+
+    inputs: int
+    outputs: int
+    bias: bool
+    transposed: bool
+    dtype: torch.dtype
+    packed: bool
+
+
+_chosen: dict[tuple[object, ...], Sequence[int]] = {}
+
+
+def sizes_for(*layers: nn.Linear) -> Sequence[int]:
+    """Return numbers of rows for which products agree on this machine, in layers like each of these."""
+    kinds = [
+        _Kind(
+            layer.in_features,
+            layer.out_features,
+            layer.bias is not None,
+            not layer.weight.is_contiguous(),
+            layer.weight.dtype,
+            isinstance(layer.forward, PackedLinear),
+        )
+        for layer in layers
+    ]
+    key = (*kinds, torch.get_num_threads())
     if key not in _chosen:
-        _chosen[key] = _agreeing(*shape, layer.weight.dtype, packed)
+        _chosen[key] = _agreeing(kinds)
     return _chosen[key]
 
 
 @torch.no_grad()
-def _agreeing(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, packed: bool) -> Sequence[int]:
-    """Compare products of sums that cancel: their results are rounding errors alone, which show any other order of
-    addition; with a bias, also other sums, in which it is added first or last. Each row is computed at another place of
-    a block than in the reference, since its place can matter, too.
-    """
+def _agreeing(kinds: Sequence[_Kind]) -> Sequence[int]:
+    """Compare products of equal rows: all rows of a product must be equal, and the products of all sizes. If no choice
+    of sizes treats all rows alike, no other numbers of rows are better."""
+    results: dict[int, bytes] = dict.fromkeys(SIZES, b"")
+    for product, row in (trial for kind in kinds for trial in _trials(kind)):
+        for size in list(results):
+            made = product(row.repeat(size, 1))
+            if torch.equal(made, made[:1].expand_as(made)):
+                results[size] += (made[0].double() + 0.0).numpy().tobytes()  # no zeros below zero
+            else:
+                del results[size]
+    agree: dict[bytes, list[int]] = {}
+    for size, result in results.items():
+        agree.setdefault(result, []).append(size)
+    return min(agree.values(), key=_cost, default=SIZES)
+
+
+def _cost(sizes: Sequence[int]) -> int:
+    """Return about how long the usual numbers of rows take, in the time of a row."""
+    parts = [_parts(count, sizes) for count in range(1, _USUAL + 1)]
+    return sum(sum(rows) + _WEIGHT * len(rows) for rows in parts)
+
+
+def _trials(kind: _Kind) -> Iterator[tuple[Product, Tensor]]:
+    """Yield a layer's product and a row for it. Its sums cancel: the results are rounding errors alone, which show any
+    other order of addition if terms and their opposites are mixed. With a bias there are also sums that don't cancel,
+    since their order shows whether it is added first or last."""
     random = torch.Generator().manual_seed(0)
-    half = -(-inputs // 2)
-    terms, factors = (torch.randn(count, half, generator=random).to(dtype) for count in (2 * SIZES[-1], outputs))
-    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias, dtype=dtype)
-    layer.weight.copy_(torch.cat([factors, factors], 1)[:, :inputs])
-    if packed:
+    half = -(-kind.inputs // 2)
+    mixed = torch.randperm(2 * half, generator=random)[: kind.inputs]
+    rows, factors = (
+        torch.randn(count, half, generator=random).to(kind.dtype)
+        for count in (-(-_NUMBERS // kind.outputs), kind.outputs)
+    )
+    layer = nn.utils.skip_init(nn.Linear, kind.inputs, kind.outputs, kind.bias, dtype=kind.dtype)
+    if kind.transposed:
+        layer.weight = nn.Parameter(torch.empty(kind.inputs, kind.outputs, dtype=kind.dtype).T)
+    layer.weight.copy_(torch.cat([factors, factors], 1)[:, mixed])
+    if kind.packed:
         PackedLinear(layer)
-    product = _product(layer)
-    order = torch.randperm(len(terms), generator=random)
-    trials = max(2, -(-_NUMBERS // outputs))
-
-    def agrees(size: int, x: Tensor, expected: Tensor) -> bool:
-        parts = (order.roll(trial)[:size] for trial in range(trials))
-        return all(torch.equal(product(x[part]), expected[part]) for part in parts)
-
-    sizes: Sequence[int] = SIZES
-    for sign in (-1, 1)[: 1 + bias]:
-        if bias:
-            layer.bias.copy_(torch.randn(outputs, generator=random) * (sign > 0))
-        x = torch.cat([terms, sign * terms], 1)[:, :inputs].contiguous()
-        expected = torch.cat([product(part) for part in x.split(_REFERENCE)])
-        sizes = tuple(size for size in sizes if size == _REFERENCE or agrees(size, x, expected))
-    if packed:
+    for sign in (-1, 1)[: 1 + kind.bias]:
+        if kind.bias:
+            layer.bias.copy_(torch.randn(kind.outputs, generator=random) * (sign > 0))
+        for row in torch.cat([rows, sign * rows], 1)[:, mixed]:
+            yield _product(layer), row
+    if kind.packed:
         del layer.forward  # a cycle, which would keep both copies of the weight
-    return sizes

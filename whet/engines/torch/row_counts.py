@@ -59,12 +59,14 @@ def _chosen(rows: int, shapes: tuple[tuple[int, int, bool], ...], dtype: torch.d
 @torch.no_grad()
 def _agreement(inputs: int, outputs: int, transposed: bool, dtype: torch.dtype) -> Callable[[int], bool]:
     """Return a function that says whether products [rows, inputs] x [inputs, outputs] with a number of rows treat each
-    row like the reference. Their sums cancel, so that they consist of rounding errors, which show any other order."""
+    row like the reference. Their sums cancel, so that they consist of rounding errors, which show any other order if
+    terms and their opposites are mixed."""
     random, matrices, half = torch.Generator().manual_seed(0), 8, -(-inputs // 2)
+    mixed = torch.randperm(2 * half, generator=random)[:inputs]
     terms = torch.randn(matrices, 1, half, generator=random)
-    row = torch.cat([terms, -terms], 2)[..., :inputs].to(dtype)
+    row = torch.cat([terms, -terms], 2)[..., mixed].to(dtype)
     factors = torch.randn(matrices, outputs, half, generator=random)
-    tile = torch.cat([factors, factors], 2)[..., :inputs].to(dtype)
+    tile = torch.cat([factors, factors], 2)[..., mixed].to(dtype)
     right = tile.contiguous().mT if transposed else tile.mT.contiguous()
 
     @torch.no_grad()

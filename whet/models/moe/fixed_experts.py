@@ -3,6 +3,7 @@
 depends on the tokens next to it.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,11 +25,11 @@ def use_fixed_experts(model: nn.Module) -> None:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     experts: list[Any] = [module for _, module in experts_of(model)]
-    if not experts or any(e.has_bias or e.is_transposed or e.down_proj.device.type != "cpu" for e in experts):
+    if not experts or any(module.down_proj.device.type != "cpu" for module in experts):
         return
     for module in experts:
-        first = module.gate_up_proj if module.has_gate else module.up_proj
-        vars(module)[_LAYERS] = (_layers(first), _layers(module.down_proj))
+        first = "gate_up_proj" if module.has_gate else "up_proj"
+        vars(module)[_LAYERS] = (_layers(module, first), _layers(module, "down_proj"))
     for router in filter(_multiplies, model.modules()):
         setattr(router, "forward", partial(_route, router.forward, _sizes(router)))  # noqa: B010
     ALL_EXPERTS_FUNCTIONS.register(NAME, _forward)
@@ -40,12 +41,16 @@ def _multiplies(module: nn.Module) -> bool:
     return type(module).__name__.lower().endswith("router") and isinstance(getattr(module, "weight", None), Tensor)
 
 
-def _layers(weights: Tensor) -> list[nn.Linear]:
-    """Return a linear layer for each expert. [experts, outputs, inputs]"""
+def _layers(module: Any, name: str) -> list[nn.Linear]:
+    """Return a linear layer for each expert, with the parameters of this name."""
+    weights = getattr(module, name).detach()
+    biases = getattr(module, f"{name}_bias").detach() if module.has_bias else [None] * len(weights)
     layers = []
-    for weight in weights.detach():
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    for weight, bias in zip(weights.mT if module.is_transposed else weights, biases, strict=True):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
         layer.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter(bias, requires_grad=False)
         layers.append(layer)
     fix_rows(nn.ModuleList(layers))
     return layers
@@ -64,15 +69,15 @@ def _forward(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
     return weighted.view(*chosen.shape, -1).sum(1).to(hidden.dtype)
 
 
-def _sizes(router: Any) -> list[int]:
+def _sizes(router: Any) -> Sequence[int]:
     """Return the numbers of rows for which a router's products agree, in its type and in float32, which some use."""
     outputs, inputs = router.weight.shape
-    meta = partial(nn.Linear, inputs, outputs, bias=False, device="meta")
-    agree = [sizes_for(meta(dtype=dtype), packed=False) for dtype in {router.weight.dtype, torch.float32}]
-    return sorted(set(agree[0]).intersection(*agree))
+    bias = isinstance(getattr(router, "bias", None), Tensor)
+    types = dict.fromkeys([router.weight.dtype, torch.float32])
+    return sizes_for(*(nn.Linear(inputs, outputs, bias, device="meta", dtype=dtype) for dtype in types))
 
 
-def _route(forward: Any, sizes: list[int], hidden: Tensor, *biases: Tensor | None) -> tuple[Tensor, ...]:
+def _route(forward: Any, sizes: Sequence[int], hidden: Tensor, *biases: Tensor | None) -> tuple[Tensor, ...]:
     """Return a router's outputs, [n, ...] each, for hidden states [..., H]; some take a bias of the experts, too."""
     outputs = []
     for part in hidden.reshape(-1, hidden.shape[-1]).split(sizes[-1]):
