@@ -17,7 +17,8 @@ from whet.models.packed_linear import PackedLinear
 
 SIZES = (4, 8, 12, 16, 24, 32, 40, 48, 60, 64, 80, 96, 120, 128, 192, 240, 256)
 _USUAL = 64  # rows of a step, at most
-_WEIGHT = 12  # rows that take as long as reading the weight: more products with fewer rows each are slower, too
+_READING = 12  # rows that take as long as reading the weight: more products with fewer rows each are slower, too
+_READING_HALF = 32  # the same in bfloat16, which is used where products are fast
 _ALIGNMENT = 64  # bytes
 _NUMBERS = 256  # results that are compared: a few can agree by chance
 Product = Callable[[Tensor], Tensor]
@@ -112,13 +113,14 @@ def _agreeing(kinds: Sequence[_Kind]) -> Sequence[int]:
     agree: dict[bytes, list[int]] = {}
     for size, result in results.items():
         agree.setdefault(result, []).append(size)
-    return min(agree.values(), key=_cost, default=SIZES)
+    half = any(kind.dtype == torch.bfloat16 for kind in kinds)
+    return min(agree.values(), key=partial(_cost, _READING_HALF if half else _READING), default=SIZES)
 
 
-def _cost(sizes: Sequence[int]) -> int:
+def _cost(reading: int, sizes: Sequence[int]) -> int:
     """Return about how long the usual numbers of rows take, in the time of a row."""
     parts = [_parts(count, sizes) for count in range(1, _USUAL + 1)]
-    return sum(sum(rows) + _WEIGHT * len(rows) for rows in parts)
+    return sum(sum(rows) + reading * len(rows) for rows in parts)
 
 
 def _trials(kind: _Kind) -> Iterator[tuple[Product, Tensor]]:
