@@ -182,6 +182,12 @@ def test_files_are_rendered_when_drawn_and_long_rows_give_the_reason_for_leaving
         SupervisedRows(path=str(tmp_path / "none.jsonl")).groups(RENDERER)
 
 
+def test_the_hint_to_whet_prep_keeps_the_dots_of_a_value_that_was_cut(tmp_path):
+    write_rows(tmp_path / "rows.jsonl", [{"prompt": "?", "completion": ["x" * 100]}])
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: .*, not .*xxx\.\.\.; `whet prep` leaves out"):
+        SupervisedRows(path=str(tmp_path / "rows.jsonl")).read()
+
+
 def test_an_account_that_does_not_add_up_is_an_error():
     tally = Tally("rows", 5)
     tally.drop("too long", 2)

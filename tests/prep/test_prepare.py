@@ -98,8 +98,10 @@ def test_what_is_up_to_date_is_not_written_again(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"manifest.json is damaged .sources.a.read: expected a whole number, got text"):
         prepare(settings, out)
     (out / FILE).write_text("{")
-    with pytest.raises(DataError, match=r"manifest.json is damaged"):
+    with pytest.raises(DataError, match=r"manifest.json is damaged .*; choose another --out, or replace it with --f"):
         prepare(settings, out)
+    prepare(settings, out, force=True)
+    assert prepare(settings, out).sources["a"].read == 8
 
 
 def test_data_that_were_prepared_otherwise_are_refused_with_the_difference(tmp_path: Path) -> None:
@@ -113,6 +115,17 @@ def test_data_that_were_prepared_otherwise_are_refused_with_the_difference(tmp_p
         prepare(config(tmp_path, {"a": texts(0, 9), "b": texts(9, 9)}), out)
     with pytest.raises(DataError, match=r"blend\.yaml is a file; --out names the folder to write"):
         prepare(config(tmp_path, {"a": texts(0, 9)}), tmp_path / "blend.yaml")
+
+
+@pytest.mark.parametrize("text", ['{"name": "my extension", "version": "2"}', '[{"file": "a.txt"}]'])
+def test_a_manifest_of_another_program_is_never_replaced(tmp_path: Path, text: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / FILE).write_text(text)
+    for force in (False, True):
+        with pytest.raises(DataError, match=r"manifest\.json was not written by `whet prep`.*; choose another --out"):
+            prepare(config(tmp_path, {"a": texts(0, 9)}), out, force=force)
+    assert (out / FILE).read_text() == text
 
 
 def test_a_folder_of_other_files_is_not_touched(tmp_path: Path) -> None:

@@ -33,8 +33,9 @@ def naming_prep() -> Iterator[None]:
     try:
         yield
     except WrongRowError as error:
-        hint = "`whet prep` leaves out and counts wrong rows (docs/prep.md)"
-        raise DataError(f"{str(error).rstrip('.')}; {hint}") from None
+        text = str(error)
+        text = text if text.endswith("...") else text.removesuffix(".")  # three dots: the value was cut
+        raise DataError(f"{text}; `whet prep` leaves out and counts wrong rows (docs/prep.md)") from None
 
 
 _WRONG = {

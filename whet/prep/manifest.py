@@ -13,6 +13,7 @@ from whet.base.strict_json import JsonObject
 from whet.config.typed import check_types
 
 FILE = "manifest.json"
+_OF_PREP = {"settings", "sources", "splits"}  # keys that tell it from another program's file of this name
 
 
 @dataclass(slots=True)
@@ -65,9 +66,9 @@ class Manifest:
         write_atomically(folder / FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
-    def read(cls, folder: Path) -> "Manifest | None":
-        """Return the manifest of a folder; None if it has none. Raises ``DataError`` for one that is damaged, and for a
-        file in place of the folder."""
+    def read(cls, folder: Path, force: bool = False) -> "Manifest | None":
+        """Return the manifest of a folder; None if it has none. Raises ``DataError`` for one of another program, for a
+        file in place of the folder and, unless ``force``, for one that is damaged."""
         if folder.exists() and not folder.is_dir():
             raise DataError(f"{folder} is a file; --out names the folder to write")
         path = folder / FILE
@@ -75,11 +76,15 @@ class Manifest:
             return None
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(values, dict) or not values.keys() >= _OF_PREP:
+                raise DataError(f"{path} was not written by `whet prep`, which would replace it; choose another --out")
             check_types(cls, values)
             sources = {name: SourceTally(**tally) for name, tally in values.pop("sources").items()}
             return cls(**values, sources=sources)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"{path} is damaged ({error}); prepare the data again with --force") from None
+            if force:
+                return None
+            raise DataError(f"{path} is damaged ({error}); choose another --out, or replace it with --force") from None
 
     def difference(
         self, settings: JsonObject, versions: Mapping[str, str], files: Mapping[str, Mapping[str, str]]

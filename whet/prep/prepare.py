@@ -58,7 +58,7 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
     versions = {"whet": __version__, "transformers": version("transformers")}
     against = [_inputs(path) for path in config.decontamination.against]
     key = _digest(settings, versions, files, sample, against)
-    present = Manifest.read(folder)
+    present = Manifest.read(folder, force)
     if present is not None and not force:
         if present.key == key and not (problems := present.problems(folder)):
             return present
