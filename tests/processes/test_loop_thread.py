@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from whet.base.closing import abandoned_threads
-from whet.base.errors import WhetError
+from whet.base.errors import CallError, WhetError
 from whet.processes import loop_thread
 from whet.processes.loop_thread import LoopThread, UserCodeExit, format_error
 from whet.processes.threads import run_in_thread
 from whet.processes.user_code import user_frames, user_lines
+from whet.tasks.judges.judge import JudgeError
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +203,18 @@ def test_a_closed_thread_refuses_calls_and_closing_an_idle_one_leaves_nothing() 
 
     asyncio.run(go())
     assert not abandoned_threads
+
+
+def test_an_error_of_whet_is_its_text_alone_and_another_one_has_its_place() -> None:
+    def fail(error: Exception) -> str:
+        try:
+            raise error
+        except Exception as caught:
+            return format_error(caught)
+
+    assert fail(JudgeError("the judge gave no verdict")) == "the judge gave no verdict"
+    assert fail(CallError("the program took too long")) == "the program took too long"
+    assert fail(ValueError("no")).startswith(f"ValueError('no') at {__file__}:")
 
 
 def test_an_error_without_a_text_is_described_all_the_same() -> None:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.contracts.fault_contract import eventually
+from whet.base.errors import CallError
 from whet.core.types import ToolCall
 from whet.tools.mcp_server import MCPConnection, MCPServer
 from whet.tools.tool import Tool
@@ -94,7 +95,7 @@ def test_a_broken_result_is_the_servers_fault_and_one_without_a_text_is_json(val
 
     called = MCPConnection(server())._call(Answering(), "add", {}, 100)  # type: ignore[arg-type]
     if shown is None:
-        with pytest.raises(ConnectionError, match="gave no result of add: 1 validation error"):
+        with pytest.raises(CallError, match="gave no result of add: 1 validation error"):
             asyncio.run(called)  # type: ignore[arg-type]
     else:
         assert asyncio.run(called) == shown  # type: ignore[arg-type]
@@ -107,7 +108,7 @@ def test_a_server_that_dies_freezes_or_floods_is_raised_and_started_again(kind: 
         settings = connection.settings
         if kind == "freeze":
             connection.settings = settings.model_copy(update={"answers_in_s": 1.0})
-        with pytest.raises(ConnectionError):
+        with pytest.raises(CallError):
             await answer(tools, "do_act", kind=kind, deadline_s=0.5 if kind == "freeze" else 100.0)
         connection.settings = settings
         again = await connection.tools()
@@ -123,7 +124,7 @@ def test_a_server_that_dies_freezes_or_floods_is_raised_and_started_again(kind: 
 )
 def test_a_server_that_does_not_start_is_named_with_its_reason(fault: str, why: str) -> None:
     async def use(connection: MCPConnection) -> None:
-        with pytest.raises(ConnectionError, match=why):
+        with pytest.raises(CallError, match=why):
             await connection.tools()
 
     run(use, server(fault, answers_in_s=1.0 if fault != "ends" else 100.0))
@@ -148,7 +149,7 @@ def test_a_run_may_end_while_a_server_starts(caplog: pytest.LogCaptureFixture) -
 
 def test_a_command_that_is_not_there_is_named() -> None:
     async def use(connection: MCPConnection) -> None:
-        with pytest.raises(ConnectionError, match="no-such-command"):
+        with pytest.raises(CallError, match="no-such-command"):
             await connection.tools()
 
     run(use, MCPServer(command=("no-such-command",)))

@@ -167,16 +167,15 @@ def exit_forked_children(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """Return an exception and the line that raised it, preferably in user code; for a ``WhetError``, only the message.
-    Never raises, even if methods of the exception do."""
-    if isinstance(error, UserCodeExit | WhetError):
-        return str(error)
+    """Return an exception and the line that raised it, preferably in user code; for a ``WhetError`` and any other class
+    of whet, whose message says what to do, only the message. Never raises, even if methods of the exception do."""
+    of_whet = isinstance(error, WhetError) or type(error).__module__.startswith("whet.")
     try:
-        text = repr(error)
+        text = str(error) if of_whet else repr(error)
     except BaseException:
         text = f"{type(error).__name__} (its text can't be formatted)"
     frames, text = user_frames(error), brief(text)
-    return f"{text} at {frames[-1].filename}:{frames[-1].lineno}" if frames else text
+    return text if of_whet or not frames else f"{text} at {frames[-1].filename}:{frames[-1].lineno}"
 
 
 async def _contained(call: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> Outcome[T]:

@@ -79,7 +79,7 @@ class Command:
 
     def work_inside(self, runtime: Runtime, task: Task, base_url: str, api_key: str, seconds: float) -> None:
         """Run the command in the work folder of a runtime with a link to ``base_url``, for at most ``seconds``. Blocks.
-        Raises ``CallError`` if it fails, and ``TimeoutError``."""
+        Raises ``CallError`` if it fails or takes longer."""
         url = urlsplit(base_url)._replace(scheme="http", netloc=f"127.0.0.1:{LINK_PORT}").geturl()
         variables = {"HOME": "/tmp"} | _addresses(url, api_key) | dict(self.environment)  # the work folder is graded
         exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
@@ -89,7 +89,7 @@ class Command:
         ended = runtime.run(f". {_INSIDE}.sh", seconds)
         limits, name = runtime.limits, self.words[0]
         if ended.ending == "time":
-            raise TimeoutError(f"{name} took more than {seconds:g} s for {task.uid}")
+            raise CallError(f"{name} took more than {seconds:g} s for {task.uid}")
         if ended.ending == "memory":
             raise CallError(
                 f"{name} was killed for {task.uid}: its processes used more than runtime.limits.memory_mib = "

@@ -18,7 +18,7 @@ from typing import Any, Self, cast
 
 from pydantic import Field, model_validator
 
-from whet.base.errors import ConfigError, DataError
+from whet.base.errors import CallError, ConfigError, DataError
 from whet.base.extras import require
 from whet.config.component import import_path
 from whet.core.types import Group, Task
@@ -172,7 +172,7 @@ class AgentEpisode(Program):
         self.environments, self.task = environments, task
 
     async def run(self, address: Address) -> Step:
-        """Return the reward and scores. Raises ``TimeoutError`` after the deadline, and the program's errors."""
+        """Return the reward and scores. Raises ``CallError`` after the deadline, and the program's errors."""
         async with self.environments.places:
             return await self._run(address)
 
@@ -188,7 +188,7 @@ class AgentEpisode(Program):
             if not limit.expired():  # an error of the program
                 raise
             why = f"{tasks.title} took more than data.deadline = {tasks.deadline:g} s for {self.task.uid}"
-            raise TimeoutError(why) from None
+            raise CallError(why) from None
         return await self._step(result)
 
     async def _work(self, address: Address, taskset: TasksInShell) -> Step:

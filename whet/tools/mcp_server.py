@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
+from whet.base.errors import CallError
 from whet.base.extras import require
 from whet.core.content import Content, Part
 from whet.tools.source import ToolServer, ToolSource
@@ -51,7 +52,7 @@ class MCPConnection(ToolServer):
         self._tools: asyncio.Future[list[Tool]]
 
     async def tools(self) -> Sequence[Tool]:
-        """Return the server's tools. Raises ``ConnectionError`` if it doesn't start."""
+        """Return the server's tools. Raises ``CallError`` if it doesn't start."""
         async with self._lock:
             if self._serving is None or self._serving.done() or self._ended.is_set():
                 await self.close()
@@ -91,7 +92,7 @@ class MCPConnection(ToolServer):
                 else repr(reason)
             )
             if not tools.done():
-                tools.set_exception(ConnectionError(f"the MCP server {self.settings.command} did not start: {why}"))
+                tools.set_exception(CallError(f"the MCP server {self.settings.command} did not start: {why}"))
             if not isinstance(error, Exception):
                 raise
 
@@ -108,10 +109,10 @@ class MCPConnection(ToolServer):
             result = await client.call_tool(name, arguments)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                raise ConnectionError(f"the MCP server {self.settings.command} has ended") from None
+                raise CallError(f"the MCP server {self.settings.command} has ended") from None
             raise ToolError(error.message) from None
         except ValidationError as error:  # of the answer; the model has no part in it
-            raise ConnectionError(f"the MCP server {self.settings.command} gave no result of {name}: {error}") from None
+            raise CallError(f"the MCP server {self.settings.command} gave no result of {name}: {error}") from None
         if not result.content and result.structured_content is not None and not result.is_error:
             return bounded(result.structured_content, limit)
         if not result.is_error and any(part.type == "image" for part in result.content):
@@ -122,13 +123,13 @@ class MCPConnection(ToolServer):
         return bounded(texts, limit)
 
     async def _alive(self, client: "Client") -> None:
-        """Raise ``ConnectionError``, and end the server, unless it answers."""
+        """Raise ``CallError``, and end the server, unless it answers."""
         try:
             async with asyncio.timeout(self.settings.answers_in_s):
                 await client.list_tools(cache_mode="bypass")
         except Exception:
             self._ended.set()
-            raise ConnectionError(f"the MCP server {self.settings.command} does not answer") from None
+            raise CallError(f"the MCP server {self.settings.command} does not answer") from None
 
     @contextlib.asynccontextmanager
     async def _process(self, ended: asyncio.Event) -> AsyncIterator["TransportStreams"]:

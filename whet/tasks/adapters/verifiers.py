@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
-from whet.base.errors import ConfigError, DataError
+from whet.base.errors import CallError, ConfigError, DataError
 from whet.base.strict_json import JsonObject
 from whet.core.types import Message, Task
 from whet.data.messages import messages_of
@@ -116,7 +116,7 @@ class Rollout(Program):
         async with client:
             state = await self.loaded.rollout(self.task.data.row, OpenAIChatCompletionsClient(client), "whet", {})
         if state.get("timed_out"):
-            raise TimeoutError(f"{self.task.uid} took more than the environment's timeout_seconds")
+            raise CallError(f"{self.task.uid} took more than the environment's timeout_seconds")
         if state["error"] is not None and not isinstance(state["error"], ToolError):
             raise state["error"]
         _raised.set(raised := list[Exception]())
