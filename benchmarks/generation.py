@@ -14,6 +14,7 @@ import asyncio
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -153,14 +154,16 @@ def main() -> None:
             {"dtype": str(dtype).removeprefix("torch.")} | args.vllm_settings,
         )
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for run in contestants.values():
+    for name, run in contestants.items():
+        print(f"warming up {name}" + ", which may compile for minutes" * (name == "vLLM"), file=sys.stderr)
         run(args.warm_up_tokens)
     before = generator.counters.copy()
-    for _ in range(args.rounds):
+    for number in range(1, args.rounds + 1):
         for name, run in contestants.items():
             started = time.perf_counter()
             run(args.new_tokens)
             seconds[name].append(time.perf_counter() - started)
+            print(f"round {number}, {name}: {seconds[name][-1]:.1f} s", file=sys.stderr)
     spent = generator.counters.since(before)
     if vllm is not None:
         vllm.close()

@@ -99,7 +99,7 @@ def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(key, value):
 
 
 def test_an_empty_text_to_stop_at_is_refused():
-    assert "sampling.stop.0: expected a text of at least 1 characters, got text ''" in complaint('sampling.stop=[""]')
+    assert "sampling.stop.0: expected a text of at least 1 character, got text ''" in complaint('sampling.stop=[""]')
 
 
 def test_a_runtime_environment_of_an_unknown_worker_is_refused():

@@ -40,7 +40,8 @@ def describe(annotation: object) -> str:
 def limits(annotation: object) -> list[str]:
     """Describe the bounds of a type."""
     parts = [part for part in _alternatives(*_schema(annotation)) if "prefixItems" not in part]
-    return [phrase.format(part[name]) for part in parts for name, phrase in _LIMITS.items() if name in part]
+    phrases = [phrase.format(part[name]) for part in parts for name, phrase in _LIMITS.items() if name in part]
+    return [phrase.replace(" 1 characters", " 1 character") for phrase in phrases]
 
 
 def choices(annotation: object) -> list[str]:

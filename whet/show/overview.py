@@ -91,7 +91,8 @@ def _more_facts(folder: Path, settings: Mapping[str, object], history: History) 
         record = None
     for session in record.sessions[-1:] if record else ():
         rows.append(("versions", ", ".join(f"{name} {version}" for name, version in session.versions.items())))
-        rows += [("commit", session.commit)] if session.commit else []
+        commit, dirty, _ = session.commit.partition("+")
+        rows += [("commit", commit[:12] + dirty)] if commit else []
         rows.append(("command", session.command))
     return rows
 
