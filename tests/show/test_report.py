@@ -100,7 +100,9 @@ def test_the_report_keeps_what_makes_the_run_again(run_folder):
     sink = JSONLSink().open(run_folder, {}, resume_step=8)
     sink.write(9, {"lr": 1e-6})
     sink.close()
-    session = Session(began="now", command="whet train 'a b'", versions={"whet": "1", "torch": "2"}, commit="0123456789abcdef+")
+    session = Session(
+        began="now", command="whet train 'a b'", versions={"whet": "1", "torch": "2"}, commit="0123456789abcdef+"
+    )
     Record(kind="run", folder=str(run_folder), sessions=(session,)).write(run_folder)
     rows = dict(report(run_folder)["rows"])
     assert [rows[name] for name in ("seed", "versions", "commit", "command", "learning rate", "entropy")] == [
