@@ -11,6 +11,7 @@ from tests.e2e.test_learning import lines
 from tests.grids import taking_turns
 from tests.rows import labelled, pairs, texts, write_rows
 from tests.toy import Lowercase, toy_recipe
+from whet.base.errors import ConfigError
 from whet.config import load
 from whet.core.types import Task
 from whet.run import run
@@ -139,6 +140,8 @@ def test_a_run_resumes_with_its_second_model(
     halves = run.start(settings(2), tmp_path / "halves")
     run.resume(halves, ["steps=3"])
     assert weights(halves) == weights(whole)
+    with pytest.raises(ConfigError, match=rf"step-000003/{second} has weights of a model that this recipe"):
+        run.resume(halves, ["steps=4", "algorithm=grpo"])
 
 
 SHIPPED = [

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import signal
 import string
 from collections.abc import Callable
@@ -406,3 +407,9 @@ def test_a_checkpoint_without_a_policy_of_the_recipe_is_refused(tiny_model: Path
     start(recipe_of(tiny_model, steps=1, policies={}), folder)
     with pytest.raises(ConfigError, match="holds no weights of the policy"):
         resume(folder, ["steps=2", "policies.rival.plays=[b]"])
+
+
+def test_a_checkpoint_with_a_policy_that_the_recipe_lacks_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(undisturbed, tmp_path / "run"))
+    with pytest.raises(ConfigError, match="policies/rival/policy has weights of a model that this recipe"):
+        resume(folder, ["steps=5", "policies={}"])

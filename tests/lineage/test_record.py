@@ -80,6 +80,9 @@ def test_a_resumed_run_keeps_what_it_read_and_names_what_was_changed(
         inputs = inputs_of(recipe.model_copy(update={"model": ModelConfig(path=str(path))}), run)
         expected = f"model: the run read {tiny_model} so far, and continues with {path}, which is not the same"
         assert record.replaced(inputs) == [expected] * changed
+    revised = [each.model_copy(update={"name": str(tiny_model), "revision": "1f"}) for each in inputs]
+    expected = f"model: the run read {tiny_model} so far, and continues with {tiny_model} (1f), which is not the same"
+    assert record.replaced(revised) == [expected]
     caplog.clear()
     record_run(recipe, run, recipe.seed + 1, again=True)
     assert "seed: the run began with 0, and continues with 1" in caplog.text

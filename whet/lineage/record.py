@@ -55,6 +55,11 @@ class Input(Config):
     """The record of the run, export or preparation that made the files."""
 
     @property
+    def title(self) -> str:
+        """Return the name with the revision, for people."""
+        return f"{self.name} ({self.revision})" if self.revision else self.name
+
+    @property
     def digest(self) -> str:
         """Return the digest of the file; of several files, of their digests and names; empty without files."""
         if len(self.files) < 2:
@@ -133,10 +138,10 @@ class Record(Config):
         last, lines = {each.setting: each for each in self.inputs}, list[str]()
         for each in inputs:
             before = last.get(each.setting, each)
-            if before.name != each.name and (not each.digest or each.digest != before.digest):
+            if before.title != each.title and (not each.digest or each.digest != before.digest):
                 lines.append(
-                    f"{each.setting}: the {self.kind} read {before.name} so far, and continues with {each.name}, which "
-                    "is not the same"
+                    f"{each.setting}: the {self.kind} read {before.title} so far, and continues with {each.title}, "
+                    "which is not the same"
                 )
         return lines
 

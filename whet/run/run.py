@@ -25,6 +25,7 @@ from whet.cluster.lease import Devices, TenantGroup
 from whet.config import Loaded, dump_yaml, load
 from whet.config.tree import DEFAULT, dotted, from_plain
 from whet.config.yaml_text import parse_mapping
+from whet.learner.state import FACTS
 from whet.lineage.reading import record_run
 from whet.lineage.record import read_record
 from whet.metrics.rollout_file import drop_rollouts_after
@@ -185,6 +186,7 @@ async def open_run(
         )
         devices.awake = "learning"
         if checkpoint is not None:
+            check_all_loaded(checkpoint.folder, (policy, *further))
             for each in (policy, *further):
                 await each.load(each.place(checkpoint.folder))
             feed.source.load_state(checkpoint.state["source"], checkpoint.step)
@@ -270,6 +272,17 @@ def reported_length(folder: Path) -> float | None:
     lines = read_lines(folder / METRICS, check_metrics)
     numbers = [line["run/steps"] for _, _, line in lines if line.get("run/steps") is not None]
     return numbers[-1] if numbers else None
+
+
+def check_all_loaded(checkpoint: Path, policies: Sequence[Policy]) -> None:
+    """Raise ``ConfigError`` if a checkpoint has weights of a model that is not trained any more, as the critic of a run
+    that is resumed without one: the next checkpoints would lack them."""
+    loaded = {each.place(checkpoint) / role for each in policies for role in each.trained}
+    if others := sorted({facts.parent for facts in checkpoint.rglob(FACTS)} - loaded):
+        raise ConfigError(
+            f"{others[0]} has weights of a model that this recipe doesn't train, and they would be lost; resume with "
+            "the algorithm and the policies that the run has had, or export its policy and start a new run"
+        )
 
 
 def rewind(folder: Path, step: int) -> None:
