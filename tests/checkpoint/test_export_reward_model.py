@@ -17,7 +17,8 @@ from whet.base.errors import ConfigError, WhetError
 from whet.base.files import load_tensors
 from whet.chat.renderer import Renderer
 from whet.checkpoint.export import export
-from whet.checkpoint.store import CheckpointStore
+from whet.checkpoint.policy import load_policy
+from whet.checkpoint.store import Checkpoint, CheckpointStore
 from whet.config import dump_yaml
 from whet.core.batch import Batch
 from whet.core.types import Group, Message, Task
@@ -192,3 +193,10 @@ def test_an_architecture_without_a_classifier_in_transformers_is_loaded_by_the_c
 
 
 _AS_TENSORS = 'return_tensors="pt", return_dict=True'
+
+
+def test_a_checkpoint_without_a_policy_is_refused_with_the_model_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "reward_model").mkdir()
+    (tmp_path / "state.json").write_text("{}")
+    with pytest.raises(WhetError, match=r"has no policy; it has reward_model$"):
+        load_policy(Checkpoint(tmp_path, 1, {}, None), ModelConfig())

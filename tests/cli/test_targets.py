@@ -3,7 +3,7 @@
 import pytest
 
 from tests.toy import Lowercase
-from whet.cli.arguments import recipe_of
+from whet.cli.arguments import recipe_of, warn_of_unread
 from whet.config import RecipeError
 from whet.tasks.math.arithmetic import Arithmetic
 
@@ -17,6 +17,15 @@ def test_a_task_set_has_its_own_defaults_and_not_the_settings_of_the_quickstart(
     assert recipe_of("quickstart", ["data.digits=3"]).taskset == Arithmetic.model_validate(
         recipe_of("quickstart", []).taskset.model_dump() | {"digits": 3}
     )
+
+
+def test_settings_that_a_command_does_not_read_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    recipe_of("quickstart", ["data.digits=3", "optimizer.lr=1"])
+    warn_of_unread("whet serve", ["generator.max_context=512", "sampling.temperature=0"], ("sampling",))
+    assert caplog.messages == [
+        "optimizer.lr=1 has no effect: a command about its tasks does not read optimizer",
+        "sampling.temperature=0 has no effect: whet serve does not read sampling",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig", name: str = "") -
 
     path = (checkpoint.folder / FURTHER / name if name else checkpoint.folder) / "policy"
     if not path.is_dir():
-        raise CheckpointError(f"{checkpoint.folder} has no policy{f' {name!r}' if name else ''}")
+        others = ", ".join(sorted(part.name for part in checkpoint.folder.iterdir() if part.is_dir())) or "no model"
+        raise CheckpointError(f"{checkpoint.folder} has no policy{f' {name!r}' if name else ''}; it has {others}")
     model: Any = load_model(config, dtype=torch.float32, train=True)
     dequantize(model)
     copy_into(model, load_weights(path), path, partial=config.lora is not None)

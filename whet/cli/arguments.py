@@ -1,5 +1,6 @@
 """Arguments and options that several commands share, and the target that is either a task set or a recipe."""
 
+import logging
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -33,6 +34,11 @@ SamplingOverrides = Annotated[list[str] | None, changes("sampling.max_new_tokens
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
+_OF_TRAINING = ("optimizer", "profile", "sinks")  # sections that only training reads
+
+log = logging.getLogger(__name__)
+
+
 @dataclass
 class Session:
     """State shared by a command and its error handling, as ``context.obj``."""
@@ -61,6 +67,15 @@ def quoted(text: str) -> str:
     import json
 
     return json.dumps(text, ensure_ascii=False)
+
+
+def warn_of_unread(command: str, changes: list[str], further: tuple[str, ...] = ()) -> None:
+    """Warn of changed settings that only training reads, or that are in ``further`` sections which ``command`` does not
+    read. Not an error, because several commands are given the same settings, which also have to fit together."""
+    for change in changes:
+        section = change.partition("=")[0].partition(".")[0]
+        if section in (*_OF_TRAINING, *further):
+            log.warning("%s has no effect: %s does not read %s", change, command, section)
 
 
 def run_folder(run: Path) -> Path:
@@ -100,7 +115,9 @@ def recipe_of(target: str, changes: list[str]) -> "Recipe":
         raise ConfigError(
             f"{target!r} is not a task set, a recipe or a run folder. Did you mean the task set {near!r}?"
         )
-    return load(Recipe, target, changes).value
+    recipe = load(Recipe, target, changes).value
+    warn_of_unread("a command about its tasks", changes)
+    return recipe
 
 
 def _of_task_set(issue: "ConfigIssue", target: str, changes: list[str]) -> "ConfigIssue":

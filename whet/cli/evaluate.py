@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from whet.base.strict_json import JsonObject
-from whet.cli.arguments import AsJson, SamplingOverrides, print_json, quoted
+from whet.cli.arguments import AsJson, SamplingOverrides, print_json, quoted, warn_of_unread
 
 if TYPE_CHECKING:
     from whet.run.evaluation import EvaluationSet
@@ -69,6 +69,7 @@ def evaluate(
     from whet.tasks.base import TaskSet
 
     settings = _settings(target, overrides or [], bool(on))
+    warn_of_unread("whet eval", overrides or [], ("validation",))
     options = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     changes: JsonObject = {name: value for name, value in options.items() if value is not None}
     if not on and not isinstance(settings.data, TaskSet):

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whet.base.extras import require
-from whet.cli.arguments import changes
+from whet.cli.arguments import changes, warn_of_unread
 
 if TYPE_CHECKING:
     from whet.tasks.base import Address
+
+# Sections that are read where tasks are sampled: each call of a client says how its reply is sampled.
+_OF_TASKS = ("data", "algorithm", "sampling", "rewards", "rollouts", "endpoint", "validation", "evaluation")
 
 
 def serve(
@@ -53,6 +56,7 @@ def serve(
             f"{target} trained several policies, and `whet serve` serves one: write one with `whet export {target} "
             "--out FOLDER` (of a further policy with --policy NAME), and serve the folder"
         )
+    warn_of_unread("whet serve", overrides or [], _OF_TASKS)
     name = Path(target).resolve().name if Path(target).exists() else target
 
     def ready(address: "Address") -> None:
