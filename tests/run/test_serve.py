@@ -49,6 +49,8 @@ def test_a_run_answers_and_ends_with_ctrl_c(tiny_model: Path, tmp_path: Path) ->
     folder = run.start(toy_recipe(tiny_model, steps=1, evaluation={"enabled": False}), tmp_path / "it's")
     with served(str(folder)) as (process, client, name):
         assert name == "it's"
+        assert process.stdout is not None
+        curl = next(line for line in process.stdout if line.startswith("curl "))
         said: list[Any] = [{"role": "user", "content": "hi"}]
         asked: dict[str, Any] = {"model": name, "messages": said, "max_tokens": 8, "temperature": 0}
         first, second = (client.chat.completions.create(**asked) for _ in range(2))
@@ -65,7 +67,6 @@ def test_a_run_answers_and_ends_with_ctrl_c(tiny_model: Path, tmp_path: Path) ->
         out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert out.endswith("stopped\n")
-    curl = next(line for line in out.splitlines() if line.startswith("curl "))
     assert json.loads(shlex.split(curl)[-1])["model"] == name, "a shell reads the line as it is meant"
     assert "Traceback" not in err
 
