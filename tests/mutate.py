@@ -167,6 +167,8 @@ EQUIVALENT: dict[str, str] = {
     "column = at_trained(batch, column).double()": _LONG_STEPS,
     "whet/algorithms/token_selection.py: 'clip_cov' -> 'clip_cov?'  in  "
     "seed = derive_seed('clip_cov', self.seed, *batch.group_uids)": "another name draws others, as much by chance",
+    "whet/algorithms/token_selection.py: 6 -> 7  in  "
+    "return max(1, int(round(share * batch.trained_tokens.numel(), 6)))": "rounding errors are far below both",
     "whet/rollouts/rewards.py: '' -> '?'  in  matching = sum((unicodedata.name(letter, '')"
     ".startswith(self.script.upper()) for letter in letters))": "no script's name begins with it either",
     "whet/rollouts/sum_tree.py: 1 -> 2  in  self._leaves = 1 << count.bit_length()": "a larger tree gives the same",

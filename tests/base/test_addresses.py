@@ -21,6 +21,12 @@ def test_an_address_that_can_not_be_reached_is_refused(rest: str) -> None:
         checked_address(f"http://{rest}")
 
 
+@pytest.mark.parametrize("rest", ["h:99999", "h?version=2", "h:0/v1"])
+def test_a_password_in_a_wrong_address_is_not_shown(rest: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"'http://...@{rest}' is not the address of a server")):
+        checked_address(f"http://me:s@cret@{rest}")
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "https://node_7", "http://[::1]:80/", "http://a:b@c/v1"])
 def test_an_address_stays_as_it_is(url: str) -> None:
     assert checked_address(url) == url

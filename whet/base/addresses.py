@@ -1,6 +1,7 @@
 """The addresses of servers and their keys, as recipes and options give them. Imports no torch."""
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -11,14 +12,16 @@ from whet.base.errors import ConfigError
 
 
 def checked_address(url: str, schemes: Sequence[str] = ("http", "https")) -> str:
-    """Return the URL. Raises ``ValueError`` unless it names a server, with a port that exists and without a query."""
+    """Return the URL. Raises ``ValueError`` unless it names a server, with a port that exists and without a query. Its
+    text has no password."""
+    shown = re.sub("//.*@", "//...@", url, flags=re.DOTALL)
     try:
         parts = urlsplit(url)
         named = parts.scheme in schemes and parts.hostname and parts.port != 0
     except ValueError as problem:  # of the port, or of brackets
-        raise ValueError(f"{url!r} is not the address of a server: {problem}") from None
+        raise ValueError(f"{shown!r} is not the address of a server: {problem}") from None
     if not named or parts.query or parts.fragment or any(sign.isspace() for sign in url):
-        raise ValueError(f"{url!r} is not the address of a server, such as {schemes[0]}://10.0.0.5:8000")
+        raise ValueError(f"{shown!r} is not the address of a server, such as {schemes[0]}://10.0.0.5:8000")
     return url
 
 
