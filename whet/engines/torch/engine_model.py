@@ -21,6 +21,7 @@ from whet.models.images import Embedded, embedded_parts
 from whet.models.moe.fixed_experts import use_fixed_experts
 from whet.models.moe.routing import RouteRecorder, cannot_replay
 from whet.models.packed_linear import pack_linears
+from whet.models.row_activations import fix_activations
 from whet.models.row_sizes import fix_rows
 from whet.processes.machine import memory_is_short, return_freed_memory
 
@@ -78,6 +79,7 @@ class EngineModel:
         self.images = images  # of a model that reads images
         self.linears = pack_linears(model) if pack else []
         fix_rows(model)
+        fix_activations(model)
         self.recorder: RouteRecorder | None = None
         self._released: list[tuple[torch.UntypedStorage, int]] = []  # and sizes in bytes
         self.experts: Ids | None = None  # of the last forward pass's tokens, if recorded

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.models.moe.experts import experts_of
+from whet.models.row_activations import by_rows
 from whet.models.row_sizes import fix_rows, sizes_for
 
 NAME = "whet_fixed_experts"
@@ -59,7 +60,7 @@ def _layers(module: Any, name: str) -> list[nn.Linear]:
 def _forward(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """Hidden states [n, H], experts [n, k] and their weights [n, k] -> [n, H]."""
     first, second = vars(module)[_LAYERS]
-    activate = module._apply_gate if module.has_gate else module.act_fn
+    activate = by_rows(module._apply_gate if module.has_gate else module.act_fn)
     expert = chosen.flatten()
     results = hidden.new_empty(len(expert), hidden.shape[1])
     for index in expert.unique().tolist():
