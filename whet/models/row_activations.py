@@ -1,7 +1,7 @@
 """Activations whose result of a row doesn't depend, to the bit, on the other rows.
 
-torch divides an operation on many elements among its threads, with more than two of them at places that are no whole
-vectors, and computes the last elements of a part by another formula. Few elements are not divided.
+torch divides an operation on many elements among its threads and computes the last elements of a part, if they don't
+fill a vector, by another formula. With one or two threads all vectors are full. Few elements are not divided.
 """
 
 from collections.abc import Callable
