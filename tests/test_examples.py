@@ -149,6 +149,8 @@ def test_answers_of_a_run_become_pairs_texts_or_scored_rows(tmp_path: Path) -> N
 def test_a_folder_without_rollouts_is_refused(tmp_path: Path) -> None:
     done = script("rollouts_to_rows.py", tmp_path, tmp_path / "out.jsonl")
     assert (done.returncode, done.stderr.startswith(f"error: {tmp_path} recorded no rollouts")) == (1, True)
+    done = script("rollouts_to_rows.py", tmp_path / "none", tmp_path / "out.jsonl")
+    assert (done.returncode, done.stderr.startswith(f"error: {tmp_path / 'none'} is not a folder")) == (1, True)
 
 
 def test_a_call_of_a_tool_that_nobody_declared_is_rejected_and_declared_tools_stand_in_the_row(tmp_path: Path) -> None:

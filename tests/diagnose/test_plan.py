@@ -190,6 +190,9 @@ def test_the_command_prints_a_table(folder, tmp_path, capsys):
     assert "learner: 1 rank" in said
     assert "peak" in said
     assert "a refit moves" in said
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(recipe), "--memory", "0"])
+    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize(("size", "words"), [(100, "100 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3072.0 GiB")])

@@ -20,7 +20,7 @@ def plan(
     overrides: Overrides = None,
     memory: Annotated[
         float | None,
-        typer.Option("--memory", metavar="GIB", min=0.0, help="Memory of one device; by default, this machine's."),
+        typer.Option("--memory", metavar="GIB", min=0.001, help="Memory of one device; by default, this machine's."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

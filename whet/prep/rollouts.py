@@ -52,7 +52,8 @@ def read_answers(run: Path, dropped: Counter[str]) -> tuple[int, dict[str, Answe
             else:
                 tasks[record.task][text] = record
     if not read:
-        raise DataError(f"{run} recorded no rollouts; name the folder of a run that samples")
+        what = "recorded no rollouts" if run.is_dir() else "is not a folder"
+        raise DataError(f"{run} {what}; name the folder of a run that samples")
     return read, tasks
 
 

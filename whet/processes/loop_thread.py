@@ -167,9 +167,10 @@ def exit_forked_children(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """Return an exception and the line that raised it, preferably in user code; for a ``WhetError`` and any other class
+    """Return an exception and the line that raised it, preferably in user code; for a ``WhetError`` and any other error
     of whet, whose message says what to do, only the message. Never raises, even if methods of the exception do."""
-    of_whet = isinstance(error, WhetError) or type(error).__module__.startswith("whet.")
+    of_whet = isinstance(error, Exception) and type(error).__module__.startswith("whet.")
+    of_whet |= isinstance(error, WhetError)  # a user's class may be one
     try:
         text = str(error) if of_whet else repr(error)
     except BaseException:
