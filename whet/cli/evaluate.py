@@ -95,10 +95,10 @@ def evaluate(
     names = [name.strip() for words in on or () for name in words.split(",") if name.strip()]
     if on and not names:
         raise ConfigError("--on names no set; name one, as in --on gsm8k")
-    sets = {name: _set(name, settings, split) for name in names}
     addresses = _addresses([model or target, against], key_env)
     for name in (model, against):
         _check_there(name)
+    sets = {name: _set(name, settings, split) for name in names}
 
     def measure(name: str) -> "dict[str, Report]":
         from whet.processes.compute import run_computing
