@@ -21,10 +21,10 @@ def test_a_task_set_has_its_own_defaults_and_not_the_settings_of_the_quickstart(
 
 def test_settings_that_a_command_does_not_read_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     recipe_of("quickstart", ["data.digits=3", "optimizer.lr=1"])
-    warn_of_unread("whet serve", ["generator.max_context=512", "sampling.temperature=0"], ("sampling",))
+    warn_of_unread(["generator.max_context=512", "sampling.temperature=0"], ("sampling",))
     assert caplog.messages == [
-        "optimizer.lr=1 has no effect: a command about its tasks does not read optimizer",
-        "sampling.temperature=0 has no effect: whet serve does not read sampling",
+        "optimizer.lr=1 has no effect: this command does not read optimizer",
+        "sampling.temperature=0 has no effect: this command does not read sampling",
     ]
 
 

@@ -69,13 +69,13 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def warn_of_unread(command: str, changes: list[str], further: tuple[str, ...] = ()) -> None:
-    """Warn of changed settings that only training reads, or that are in ``further`` sections which ``command`` does not
-    read. Not an error, because several commands are given the same settings, which also have to fit together."""
+def warn_of_unread(changes: list[str], further: tuple[str, ...] = ()) -> None:
+    """Warn of changed settings that only training reads, or that are in ``further`` sections which the command does
+    not read. Not an error, because several commands are given the same settings, which also have to fit together."""
     for change in changes:
         section = change.partition("=")[0].partition(".")[0]
         if section in (*_OF_TRAINING, *further):
-            log.warning("%s has no effect: %s does not read %s", change, command, section)
+            log.warning("%s has no effect: this command does not read %s", change, section)
 
 
 def run_folder(run: Path) -> Path:
@@ -116,7 +116,7 @@ def recipe_of(target: str, changes: list[str]) -> "Recipe":
             f"{target!r} is not a task set, a recipe or a run folder. Did you mean the task set {near!r}?"
         )
     recipe = load(Recipe, target, changes).value
-    warn_of_unread("a command about its tasks", changes)
+    warn_of_unread(changes)
     return recipe
 
 

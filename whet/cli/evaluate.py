@@ -69,7 +69,7 @@ def evaluate(
     from whet.tasks.base import TaskSet
 
     settings = _settings(target, overrides or [], bool(on))
-    warn_of_unread("whet eval", overrides or [], ("validation",))
+    warn_of_unread(overrides or [], ("validation",))
     options = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     changes: JsonObject = {name: value for name, value in options.items() if value is not None}
     if not on and not isinstance(settings.data, TaskSet):

@@ -56,7 +56,7 @@ def serve(
             f"{target} trained several policies, and `whet serve` serves one: write one with `whet export {target} "
             "--out FOLDER` (of a further policy with --policy NAME), and serve the folder"
         )
-    warn_of_unread("whet serve", overrides or [], _OF_TASKS)
+    warn_of_unread(overrides or [], _OF_TASKS)
     name = Path(target).resolve().name if Path(target).exists() else target
 
     def ready(address: "Address") -> None:
