@@ -3,12 +3,13 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 import whet
-from tests.toy import toy_recipe
+from tests.toy import Lowercase, toy_recipe
 from whet.algorithms.grpo import GroupAdvantage
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Episode, Group, Status, Task
@@ -153,3 +154,33 @@ def test_wrong_arguments_of_a_loop_of_ones_own_are_named(tiny_model: Path, tmp_p
         assert type(run.log(1, {"mine": torch.tensor(3.0)})["mine"]) is float
     with pytest.raises(ConfigError, match="log: the run is closed"):
         run.log(2, {"mine": 1.0})
+
+
+class Stubborn(Lowercase):
+    """The first task fails with an error of the run; episodes of the others wait until they are cancelled."""
+
+    waiting: ClassVar[list[str]] = []
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        if task.uid == self.tasks("train")[0].uid:
+            while len(self.waiting) < 2:
+                await asyncio.sleep(0)
+            raise ConfigError("the run can't go on")
+        self.waiting.append(task.uid)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.waiting.remove(task.uid)
+        return {"reward": 0.0}
+
+
+def test_no_episode_is_left_when_sampling_has_failed(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = toy_recipe(tiny_model, data={"type": "tests.run.test_open:Stubborn"}, evaluation={"enabled": False})
+
+    async def go() -> None:
+        async with whet.open(recipe, folder=tmp_path / "run") as run:
+            with pytest.raises(ConfigError, match="the run can't go on"):
+                await run.policy.sample(Stubborn().tasks("train")[:3])
+            assert Stubborn.waiting == []
+
+    asyncio.run(go())

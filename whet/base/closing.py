@@ -1,10 +1,14 @@
-"""Closing the parts of a run in the reverse order of their opening; an error in one does not skip the rest."""
+"""Closing the parts of a run in the reverse order of their opening; an error in one does not skip the rest. And ending
+jobs that run at once."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -37,3 +41,17 @@ async def cancel_all(jobs: Sequence[asyncio.Task[object]], seconds: float = 30.0
         job.cancel()
     if jobs:
         await asyncio.wait(jobs, timeout=seconds)
+
+
+async def gather_or_cancel(calls: Iterable[Coroutine[object, object, T]]) -> list[T]:
+    """Run the calls at once and return their results, in order. After an error of one, or if the caller is cancelled,
+    the others are cancelled, once, and have ended when this raises (see ``cancel_all``)."""
+    jobs = [asyncio.create_task(call) for call in calls]
+    for job in jobs:
+        job.add_done_callback(lambda job: job.cancelled() or job.exception())  # asyncio would report a second error
+    try:
+        if jobs:
+            await asyncio.wait(jobs, return_when=asyncio.FIRST_EXCEPTION)
+        return [job.result() for job in jobs if job.done()]  # all of them, if none has failed
+    finally:
+        await cancel_all([job for job in jobs if not job.done()])

@@ -7,7 +7,7 @@ model, up to the rounding of the server's dtype.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine, Set
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from whet.base.addresses import key_in
+from whet.base.closing import gather_or_cancel
 from whet.base.errors import ConfigError, DataError, GeneratorError
 from whet.core.batch import Batch
 from whet.core.types import Distribution
@@ -121,7 +122,7 @@ class ServerTeacher:
         # The first token of a text is not predicted.
         scored_texts = [(path, [i for i in trained if i]) for path, trained in places if any(trained)]
         requests = [self._scores(batch.tokens[path].tolist(), trained, asked) for path, trained in scored_texts]
-        for (path, trained), scores in zip(scored_texts, await _all(requests), strict=True):
+        for (path, trained), scores in zip(scored_texts, await gather_or_cancel(requests), strict=True):
             at = path[trained]
             logprobs[at] = torch.tensor([each.logprob for each in scores]).clamp(max=0)
             if k:
@@ -160,13 +161,3 @@ class ServerTeacher:
                 f"{self.settings.path}"
             )
         return top
-
-
-async def _all(requests: list[Coroutine[None, None, list[Scored]]]) -> list[list[Scored]]:
-    """Run the requests at once. After an error the others are cancelled."""
-    tasks = [asyncio.ensure_future(request) for request in requests]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from whet.base.closing import cancel_all
+from whet.base.closing import gather_or_cancel
 from whet.base.errors import ConfigError, DataError, WhetError
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
@@ -64,13 +64,9 @@ class GroupPlayer:
         each episode. ``sampling`` replaces the run's settings. If ``score_group`` failed, the group has a single failed
         episode."""
         settings = self.sampling_of(task, sampling)
-        jobs = [asyncio.create_task(self._episode(task, uid, sample, settings, ended)) for sample in range(size)]
-        try:
-            episodes = await asyncio.gather(*jobs)
-        except Exception:
-            await cancel_all(jobs)  # no episode may continue in environments that are about to be closed
-            raise
-        group = Group(uid, task, list(episodes))
+        # no episode may continue in environments that are about to be closed
+        episodes = await gather_or_cancel(self._episode(task, uid, sample, settings, ended) for sample in range(size))
+        group = Group(uid, task, episodes)
         if not any(episode.status is Status.FAILED for episode in episodes):
             await self._reward(task, group)
         return group

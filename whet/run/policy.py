@@ -8,7 +8,6 @@ It has no settings: recipes have them. Everything that computes does so on the c
 or in engines; awaiting a method never blocks the event loop.
 """
 
-import asyncio
 import logging
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from whet.base.closing import gather_or_cancel
 from whet.base.errors import ConfigError, DataError
 from whet.checkpoint.policy import FURTHER
 from whet.cluster.lease import Devices
@@ -85,13 +85,13 @@ class Policy:
         player = self._sampler().player
         first, self._groups = self._groups, self._groups + len(tasks)
         async with self.devices.acquire("generation"):
-            groups = await asyncio.gather(
-                *(player.play(task, f"{first + i:07d}:{task.uid}", n, sampling) for i, task in enumerate(tasks))
+            groups = await gather_or_cancel(
+                player.play(task, f"{first + i:07d}:{task.uid}", n, sampling) for i, task in enumerate(tasks)
             )
         for group in groups:
             if not _failed(group):
                 count_group(self.metrics, group, player.sampling_of(group.task, sampling).mode, self.version)
-        return list(groups)
+        return groups
 
     def share(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with what this policy did; those in which it never replied are left out."""

@@ -1,11 +1,11 @@
 """The tasks of another task set, rewarded by a generative reward model that compares the answers of a group in pairs
 (Nemotron 3 Nano's RLHF). The reward is relative to the group; its parts are logged as scores."""
 
-import asyncio
 from typing import ClassVar
 
 from pydantic import model_validator
 
+from whet.base.closing import gather_or_cancel
 from whet.core.content import text_of
 from whet.core.types import Episode, Group, Message, Status, Task
 from whet.tasks.base import Environment
@@ -70,8 +70,8 @@ class ComparedEnvironments(JudgeEnvironments):
         tasks, episodes = self.tasks, group.episodes
         answers = [_answer(episode) for episode in episodes]
         compared = pairs(tasks.pairs, len(answers))
-        verdicts = await asyncio.gather(
-            *(self._compare(task, answers[i], answers[j], f"{group.uid} {i} {j}") for i, j in compared)
+        verdicts = await gather_or_cancel(
+            self._compare(task, answers[i], answers[j], f"{group.uid} {i} {j}") for i, j in compared
         )
         base = base_rewards(len(answers), compared, verdicts)
         extra = length_rewards(base, answers, tasks.length)

@@ -1,7 +1,6 @@
 """MultiChallenge (arXiv 2501.17399): conversations of several turns, whose last reply a judge grades by questions with
 the answer yes or no. Reads the rows as published, and NeMo Gym's rows with a rubric."""
 
-import asyncio
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from whet.base.closing import gather_or_cancel
 from whet.base.errors import ConfigError, DataError
 from whet.base.strict_json import JsonObject
 from whet.core.types import Message, Task
@@ -144,7 +144,7 @@ class RubricEnvironments(Environments[Rubric]):
         if not re.search(r"\w", answer):
             return self._scores(task, [False] * len(task.data.criteria))
         try:
-            passed = await asyncio.gather(*(self._passes(task, answer, each) for each in task.data.criteria))
+            passed = await gather_or_cancel(self._passes(task, answer, each) for each in task.data.criteria)
         except AnswerRefusedError:
             return self._scores(task, [False] * len(task.data.criteria)) | {"judge_refused": 1.0}
         return self._scores(task, passed)
