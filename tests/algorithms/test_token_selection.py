@@ -143,12 +143,15 @@ def test_m2po_takes_no_mean_over_tokens_whose_log_probs_are_equal() -> None:
 @pytest.mark.parametrize("share", [1e-9, 0.3])
 def test_kl_cov_marks_the_largest_covariances(seed: int, share: float) -> None:
     batch = make(seed)
-    advantages = KLCov(share=share)(batch).advantages
+    before = batch.column("high_covariance").clone()
+    filled = KLCov(share=share)(batch)
+    advantages = filled.column("advantages")
     assert torch.equal(advantages, GroupAdvantage()(batch).advantages)
     covariance = slow.covariances(plain(batch), advantages.tolist())
     largest = sorted(covariance, key=covariance.__getitem__, reverse=True)
     count = max(1, int(share * len(covariance)))
-    marked = batch.column("high_covariance")
+    marked = filled.column("high_covariance")
+    assert torch.equal(batch.column("high_covariance"), before), "the batch that is given stays as it is"
     assert set(marked.unique().tolist()) == {0.0, 1.0}
     assert sorted(marked.nonzero().squeeze(1).tolist()) == sorted(largest[:count])
 

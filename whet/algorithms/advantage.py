@@ -99,7 +99,7 @@ class Advantage(Config, ABC):
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with its advantages (and returns) filled."""
         filled = replace(batch)
-        self.credit(batch).fill(filled)
+        self.credit(filled).fill(filled)
         return filled
 
 
