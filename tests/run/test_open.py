@@ -105,6 +105,7 @@ def test_without_await_the_same_methods_block(tiny_model: Path, tmp_path: Path) 
     for call in (run.evaluate, lambda: run.policy.publish(0), run.source.next_groups):
         with pytest.raises(ConfigError, match="the run is closed; call it inside of the run's `with` block"):
             call()
+    assert run._loop.is_closed()
 
 
 def test_mistakes_are_named(tiny_model: Path, tmp_path: Path) -> None:
@@ -151,7 +152,9 @@ def test_wrong_arguments_of_a_loop_of_ones_own_are_named(tiny_model: Path, tmp_p
             with pytest.raises(DataError, match=words):
                 call()
         assert policy.score(batch, "logprobs").keys() == policy.score(batch, ["logprobs"]).keys() == {"logprobs"}
-        assert type(run.log(1, {"mine": torch.tensor(3.0)})["mine"]) is float
+        logged = run.log(1, {"mine": torch.tensor(3.0)})
+        assert type(logged["mine"]) is float
+        assert "reward/mean" in logged, "a refused call takes no metrics"
     with pytest.raises(ConfigError, match="log: the run is closed"):
         run.log(2, {"mine": 1.0})
 

@@ -101,7 +101,6 @@ class OpenRun:
         further numbers by name. Return them. The report shows them from its next refresh on."""
         if isinstance(step, bool) or not isinstance(step, int):
             raise DataError(f"log takes the number of a step, not {step!r}")
-        metrics, self.policy.metrics = self.policy.metrics, Metrics()
         updates = Metrics()
         numbers: dict[str, float] = {}
         for each in stats:
@@ -113,6 +112,7 @@ class OpenRun:
                 raise DataError(f"log takes results of updates and dicts of numbers, not a {type(each).__name__}")
         if self._run.sinks.closed:
             raise ConfigError("log: the run is closed; call it inside of the run's `with` block")
+        metrics, self.policy.metrics = self.policy.metrics, Metrics()
         values = metrics.join(updates).result() | numbers | self._run.clock.lap()
         self._run.sinks.write(step, values)
         return values
@@ -193,6 +193,8 @@ class Opening:
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=10)
+            if not self._loop.is_running():  # code that blocks the loop is abandoned
+                self._loop.close()
 
 
 class Blocking:
