@@ -96,8 +96,7 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
         role, messages = observation.role, observation.messages
         while episode.limit is None:
             if role not in sessions:
-                sessions[role], seen[role] = recording.begin(), []
-                sessions[role].role = role
+                sessions[role], seen[role] = recording.begin(role), []
             seen[role] += _checked(messages, seen[role], where)
             reply = await sessions[role].reply(seen[role], observation.tools)
             seen[role].append(reply.message)

@@ -86,9 +86,9 @@ class Recording:
     shortens: bool = True  # messages between two replies; a program's messages are never shortened
     started: float = field(default_factory=time.monotonic)
 
-    def begin(self) -> "Session":
-        """Return a new branch."""
-        return Session(self)
+    def begin(self, role: str = "") -> "Session":
+        """Return a new branch, in which the player of a role replies."""
+        return Session(self, role)
 
     @contextlib.asynccontextmanager
     async def clock(self) -> AsyncIterator[None]:
@@ -129,13 +129,12 @@ class Session:
     >>> session.spans  # the question's tokens, and the reply's with their log-probs
     """
 
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
+    def __init__(self, recording: Recording, role: str = "") -> None:
+        self.recording, self.role = recording, role
         self.messages: list[Message] = []  # as the model saw them, possibly shortened
         self.spans: list[Span] = []
         self.ends: list[tuple[int, int]] = []  # after each reply: the number of messages, and of spans
         self._original: list[Message] = []  # as passed by the caller, not shortened
-        self.role = ""
         self._claimed = 0  # tokens that this branch will have at most after the reply in flight
         self._tools: Schemas | None = None
         self._busy = asyncio.Lock()
@@ -171,7 +170,7 @@ class Session:
     def branch(self, messages: Sequence[Message], tools: Schemas | None = None) -> Self:
         """Start a new branch of the same episode, for messages that don't extend this one. It keeps the tokens up to
         the last reply that both have in common, as context that is not trained again."""
-        branch = type(self)(self.recording)
+        branch = type(self)(self.recording, self.role)
         common = self.common_prefix_length(messages, tools)
         for count, spans in self.ends:
             if count <= common and count < len(messages):

@@ -171,8 +171,8 @@ class RemoteSession(Session):
 class RemoteRecording(Recording):
     """The recording of an episode whose model is a ``RemoteModel``."""
 
-    def begin(self) -> Session:
-        return RemoteSession(self)
+    def begin(self, role: str = "") -> Session:
+        return RemoteSession(self, role)
 
 
 def _sent(message: Message) -> JsonObject:
