@@ -9,7 +9,7 @@ from pydantic import Field
 
 from whet.base.lazy import Tensor
 from whet.core.batch import Batch, ModelOutput
-from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, token_metrics
+from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, old_logprobs, token_metrics
 from whet.metrics import Metrics
 
 Estimator = Literal["k1", "k2", "k3"]
@@ -50,8 +50,7 @@ class KL(WeightedLoss):
         reference = at_trained(batch, batch.column("reference_logprobs"))
         value = self.estimate(logprobs, reference)
         if self.unbiased_gradient:
-            old = output.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-            value = value * bounded_exp(logprobs - at_trained(batch, old))
+            value = value * bounded_exp(logprobs - old_logprobs(output, batch))
         return self.coefficient * value, kl_metrics(logprobs, reference, batch)
 
 

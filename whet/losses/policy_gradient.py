@@ -20,6 +20,7 @@ from whet.losses.weighted import (
     at_trained,
     bounded_exp,
     mean_per_sequence,
+    old_logprobs,
     token_metrics,
 )
 from whet.metrics import Metrics
@@ -115,12 +116,6 @@ class Reinforce(PolicyGradient):
         ratio = bounded_exp(logprobs - old_logprobs(output, batch))
         never = torch.zeros_like(batch.trained)
         return value, policy_metrics(output, batch, ratio, never, never)
-
-
-def old_logprobs(output: ModelOutput, batch: Batch) -> Tensor:
-    """Return lp_old, detached, 0 where untrained. [N]"""
-    source = output.logprobs if batch.old_logprobs is None else batch.old_logprobs
-    return at_trained(batch, source.detach())
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor, Tensor]:

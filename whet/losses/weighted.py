@@ -92,6 +92,13 @@ def at_trained(batch: Batch, column: Tensor) -> Tensor:
     return torch.where(trained, column, torch.zeros_like(column))
 
 
+def old_logprobs(output: ModelOutput, batch: Batch) -> Tensor:
+    """Return the log-probs under the weights at the start of the step, detached, 0 where untrained: the batch's or, in
+    the first update, which needs none, the model's. [N]"""
+    source = output.logprobs if batch.old_logprobs is None else batch.old_logprobs
+    return at_trained(batch, source.detach())
+
+
 def bounded_exp(exponent: Tensor) -> Tensor:
     """Return ``exp`` of the exponent clamped to +-``EXPONENT_LIMIT``, which can't overflow."""
     return exponent.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp()
