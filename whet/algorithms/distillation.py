@@ -26,7 +26,6 @@ from whet.core.types import Group
 from whet.data.base import Data
 from whet.data.rows import SupervisedRows
 from whet.distillation.teacher import COLUMNS, Teacher
-from whet.losses.base import Unit
 from whet.losses.distillation import DistillationLoss
 from whet.losses.weighted import at_trained, token_metrics
 from whet.metrics import Metrics
@@ -218,8 +217,6 @@ class Distillation(TeacherAlgorithm):
 class OnPolicyDistillation(TeacherAlgorithm, OnlineAlgorithm):
     """Distillation on answers sampled from the student. The task's rewards are reported; they train only if the
     advantage uses them."""
-
-    units: ClassVar[tuple[Unit, ...]] = ("token", "sequence")
 
     group_size: int = Field(1, gt=0)
     """Answers per task; one is enough, because no group is compared."""

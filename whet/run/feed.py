@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REFERENCE_FILE = "reference.safetensors"  # in the run folder
-
 
 class Feed:
     """The supply of groups of one run. By default nothing is prepared, measured, checked or recorded."""

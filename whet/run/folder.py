@@ -23,7 +23,6 @@ LEFT_BY_A_FAILED_START = {
     "recipe.yaml", "machine.json", "lineage.json", "log.txt", "error.log", LOCK, "rows.jsonl", "test.jsonl", "launch"
 }  # fmt: skip
 
-
 FILES_OF_A_RUN = ("metrics.jsonl", "episodes.jsonl", "ledger.jsonl", "log.txt", "machine.json", "lineage.json")
 
 

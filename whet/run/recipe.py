@@ -258,6 +258,6 @@ class Recipe(Config):
         texts += self.data.warnings()
         if is_unprotected(self.model_dump(mode="json")):
             texts.append(UNPROTECTED)
-        if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:
+        if self.sampling.temperature == 0:
             texts.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
         return texts

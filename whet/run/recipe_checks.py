@@ -213,12 +213,14 @@ def _problems_of_own_judges(recipe: "Recipe", samples: bool) -> Iterator[str]:
 
 
 def _problems_of_replay(recipe: "Recipe") -> Iterator[str]:
+    if not recipe.rollouts.router_replay:
+        return
     what = "rollouts.router_replay learns with the experts that the generator chose, which "
-    if recipe.rollouts.router_replay and not recipe.generator.records_experts:
+    if not recipe.generator.records_experts:
         yield f"{what}this generator does not report; set generator=torch, or leave it out"
-    if recipe.rollouts.router_replay and max(recipe.parallel.tensor, recipe.parallel.pipeline) > 1:
+    if max(recipe.parallel.tensor, recipe.parallel.pipeline) > 1:
         yield f"{what}do not reach layers that parallel.tensor or pipeline cuts; set both to 1, or leave it out"
-    if recipe.rollouts.router_replay and recipe.learner.type == "megatron":
+    if recipe.learner.type == "megatron":
         yield f"{what}do not reach layers of learner.type = megatron; set learner.type=torch, or leave it out"
 
 

@@ -19,8 +19,7 @@ def counts(samples: int) -> list[int]:
 
 def final_text(episode: Episode) -> str:
     """Return the text of an episode's last reply."""
-    messages = episode.branches[-1].messages if episode.branches else []
-    return next((text_of(m["content"]) for m in reversed(messages) if m["role"] == "assistant"), "")
+    return next((text_of(m["content"]) for m in reversed(episode.messages) if m["role"] == "assistant"), "")
 
 
 @dataclass(slots=True)
