@@ -115,7 +115,6 @@ class RemoteGenerator:
 
     @property
     def dtype(self) -> "torch.dtype":
-
         return torch_dtype(self.config.dtype)
 
     @property

@@ -47,8 +47,7 @@ class Router(Generic[M]):
         self.placement = Placement(len(self.replicas), prefix_weight)
         self.serving = set(range(len(self.replicas)))
         self.ready = set[int]()  # started as replacements of lost replicas
-        # remaining restarts of each replica
-        self._restarts = [restarts if rebuild is not None else 0] * len(self.replicas)
+        self._restarts = [restarts] * len(self.replicas)  # that remain of each
         self._restarting = set[asyncio.Task[None]]()
         self._in_flight = [set[asyncio.Task[Completion]]() for _ in self.replicas]
         self._settled = asyncio.Event()  # set while no refit is in progress

@@ -50,7 +50,7 @@ class WeightFolder:
         """End a refit of this engine; others that still wait for the writer's files are cancelled."""
         if self.writer is engine:
             self.writer = None
-            self._settle(RefitError("the refit has ended"))
+            self._settle(complete=False)
 
     async def call(self, target: str, method: str, *args: object) -> object:
         """Call a method of the receiver ``module:Class``, which reads the buckets for the writer."""
@@ -59,18 +59,18 @@ class WeightFolder:
             self._receivers[target] = getattr(importlib.import_module(module), name)(self)
         try:
             answer = await asyncio.to_thread(getattr(self._receivers[target], method), *args)
-        except BaseException as error:
-            self._settle(error)
+        except BaseException:
+            self._settle(complete=False)
             raise
         if method == "finish":
-            self._settle(None)
+            self._settle(complete=True)
         return answer
 
-    def _settle(self, error: BaseException | None) -> None:
+    def _settle(self, *, complete: bool) -> None:
         """Wake the engines that wait for the files."""
         if self._written is None or self._written.done():
             return
-        if error is None:
+        if complete:
             self._written.set_result(self.path)
         else:
             self._written.cancel()

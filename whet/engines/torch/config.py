@@ -78,7 +78,6 @@ class TorchGeneratorConfig(GeneratorConfig):
     def _build(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
     ) -> "TorchGenerator":
-
         from whet.engines.torch.generator import TorchGenerator
         from whet.engines.torch.loading import build_engine_model
         from whet.models.device import choose_device

@@ -67,7 +67,7 @@ class Lanes:
             taking = [(self.starts[row] + i, page, place) for row, page, place in members if self.counts[row] > i]
             if taking:
                 lanes, pages, at = torch.tensor(taking, device=self.device).unbind(1)
-                lane_at, page_at = (torch.zeros(tiles * places, dtype=torch.long, device=self.device) for _ in "12")
+                lane_at, page_at = (torch.zeros(tiles * places, dtype=torch.long, device=self.device) for _ in range(2))
                 lane_at[at], page_at[at] = lanes, pages
                 turns.append(Turn(lane_at.view(tiles, places), page_at.view(tiles, places), lanes, pages, at))
         return turns
