@@ -31,7 +31,6 @@ OUTPUTS: dict[Head, frozenset[Output]] = {
 }
 """The columns that a model can give, by head."""
 
-
 OPTIMIZERS = ("adamw", "muon", "adafactor")
 ELEMENTWISE = {"SGD", "RMSprop", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "ASGD"}
 """Classes of torch.optim that compute each number of a matrix alone, also where it is sharded."""

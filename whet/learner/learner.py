@@ -31,8 +31,8 @@ from whet.weights.source import Bucket, Handshake, WeightRequest
 
 log = logging.getLogger(__name__)
 
-_ASKING = 0.1  # least seconds between two polls of a background save
-_ASKED = 80.0  # most ranks that are asked per second
+_POLL_INTERVAL = 0.1  # least seconds between two polls of a background save
+_POLLED_RANKS = 80.0  # most ranks that are polled per second
 
 
 class WorkerLearner:
@@ -116,7 +116,7 @@ class WorkerLearner:
         """See ``Learner``. Polls the workers, because a worker that waited could do nothing else; the more ranks, the
         less often, so that polling takes no more of this process."""
         deadline = self._config.learner.deadline
-        interval = max(_ASKING, min(self._group.placement.ranks / _ASKED, deadline / 10))
+        interval = max(_POLL_INTERVAL, min(self._group.placement.ranks / _POLLED_RANKS, deadline / 10))
         try:
             async with asyncio.timeout(deadline):
                 while not all(await self._group.call("state.save_written")):

@@ -35,10 +35,10 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    done = min(1.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps))
-    left = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[config.schedule]
     if config.schedule == "constant":
         return config.lr
+    done = min(1.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps))
+    left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
 
 
