@@ -17,8 +17,7 @@ from whet.metrics.sinks.jsonl import read_metrics
 
 Kind = Literal["policy", "adapter", "reward model", "gguf", "megatron"]
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
-_ORIGIN = {"policy": "Trained from", "adapter": "A LoRA adapter for", "reward model": "A reward model trained from"}
-_ORIGIN["gguf"] = _ORIGIN["megatron"] = _ORIGIN["policy"]
+_ORIGIN = {"adapter": "A LoRA adapter for", "reward model": "A reward model trained from"}  # others: trained from
 _FOLDERS = re.compile(r"(?<![\w.:/~])[~/][^,\[\]{}'\"]*/")  # at the beginning of an absolute path
 
 
@@ -72,7 +71,7 @@ def model_card(
         template_str=_TEMPLATE.read_text(encoding="utf-8"),
         run=facts["run"],
         step=checkpoint.step,
-        origin=_ORIGIN[kind],
+        origin=_ORIGIN.get(kind, "Trained from"),
         base=_name(base),
         facts=facts,
         measured=_measured(run, checkpoint.step, policy, policies),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from whet.base.errors import WhetError
-from whet.base.files import sync_folder
+from whet.base.files import sha256, sync_folder
 from whet.config import Config
 
 FILE = "manifest.json"
@@ -110,15 +110,10 @@ def check(folder: Path, manifest: Manifest, *, hashes: bool = True) -> None:
         if size != expected:
             wrong.append(f"{name} has {size} bytes instead of {expected}")
     if not wrong:
-        hashed = _on_each(_sha256, {name: path for name, path in present.items() if hashes or path.suffix == ".json"})
+        hashed = _on_each(sha256, {name: path for name, path in present.items() if hashes or path.suffix == ".json"})
         wrong = [f"{name} has changed (SHA-256)" for name, sha in hashed.items() if sha != manifest.files[name].sha256]
     if wrong:
         raise CheckpointError(f"checkpoint {folder} is damaged: {'; '.join(wrong)}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _on_each(work: Callable[[Path], T], files: dict[str, Path]) -> dict[str, T]:

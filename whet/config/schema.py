@@ -118,7 +118,6 @@ def merge(place: Place, below: Node | None, above: Node, issues: list[ConfigIssu
     with another ``type`` replaces the whole, because the keys below belong to another class. Keys 0, 1, ... over a list
     change its items.
     """
-
     above = place.expand(above)
 
     def child(around: Node, key: str, old: Node | None, item: Node) -> Node:
