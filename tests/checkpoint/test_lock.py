@@ -1,9 +1,11 @@
 """One process per run folder."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from whet.base.errors import WhetError
-from whet.checkpoint.lock import run_lock
+from whet.checkpoint import lock
+from whet.checkpoint.lock import is_locked, run_lock
 
 HOLD = (
     "import sys, time; from pathlib import Path; from whet.checkpoint.lock import run_lock\n"
@@ -50,6 +53,22 @@ def test_a_second_lock_in_the_same_process_is_refused_until_the_first_is_release
 def test_a_folder_in_place_of_the_lock_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     assert_refused(tmp_path, r"can't be locked: .*Is a directory: .*\.lock")
+
+
+def test_processes_that_look_at_the_lock_are_not_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``whet runs`` and ``whet watch`` look at the locks of all runs, perhaps while one of them is resumed."""
+    with run_lock(tmp_path):
+        assert is_locked(tmp_path)
+    with (tmp_path / ".lock").open() as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        assert not is_locked(tmp_path), "another look is no user of the folder"
+        assert_refused(tmp_path, "in use")
+        monkeypatch.setattr(lock, "_PATIENCE", 60.0)
+        ends = threading.Timer(0.05, look.close)
+        ends.start()
+        with run_lock(tmp_path):
+            assert is_locked(tmp_path)
+        ends.join()
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:

@@ -15,16 +15,17 @@ from whet.base.errors import WhetError
 from whet.base.files import check_writable, error_context, room_in
 
 FILE = ".lock"
+_PATIENCE = 0.2  # seconds: a process that looks whether the lock is free holds it for a moment
 
 
 @contextmanager
 def run_lock(run: Path) -> Iterator[None]:
-    """Hold the lock of the run folder. Raises ``WhetError`` at once if another process holds it, with its id."""
+    """Hold the lock of the run folder. Raises ``WhetError`` if another process holds it, with its id."""
     path = run / FILE
     check_writable(run)
     with error_context(run):
         run.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=0, on_acquired=_sign, fallback_to_soft=False)
+    lock = FileLock(path, timeout=_PATIENCE, poll_interval=0.01, on_acquired=_sign, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
@@ -50,7 +51,7 @@ def is_locked(run: Path) -> bool:
         return False
     with path.open() as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # on NFS, an exclusive one needs a file that is written
         except OSError:
             return True
     return False
