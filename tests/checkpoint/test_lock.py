@@ -61,7 +61,7 @@ def test_processes_that_look_at_the_lock_are_not_in_the_way(tmp_path: Path, monk
         assert is_locked(tmp_path)
     with (tmp_path / ".lock").open() as look:
         fcntl.flock(look, fcntl.LOCK_SH)
-        assert not is_locked(tmp_path), "another look is no user of the folder"
+        assert not is_locked(tmp_path), "a look does not use the folder"
         assert_refused(tmp_path, "in use")
         monkeypatch.setattr(lock, "_PATIENCE", 60.0)
         ends = threading.Timer(0.05, look.close)
