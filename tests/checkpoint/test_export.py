@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.checkpoint.without_whet import run_without_whet
 from tests.learner.parts import published
@@ -21,7 +21,7 @@ from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.rounding import kept_share, warn_of_rounding
 from whet.checkpoint.store import CheckpointStore
 from whet.config import dump_yaml
-from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
+from whet.learner.config import LearnerConfig, OptimizerConfig, ParameterGroup, WorkerConfig
 from whet.learner.worker import LearnerWorker
 from whet.lineage.record import Record, Session
 from whet.metrics.sinks.jsonl import encode_line
@@ -56,7 +56,12 @@ def read_back(*exported: tuple[Path, str]) -> list[dict[str, Any]]:
 
 
 def make_run(
-    folder: Path, base: Any, lora: LoraSettings | None = None, chat_template: str | None = None, change: float = 0.05
+    folder: Path,
+    base: Any,
+    lora: LoraSettings | None = None,
+    chat_template: str | None = None,
+    change: float = 0.05,
+    groups: tuple[ParameterGroup, ...] = (),
 ) -> tuple[Path, torch.Tensor]:
     """Return (a run with one checkpoint, at step 3, saved by a real learner; the learner's logits of TOKENS)."""
     base.save_pretrained(folder / "base")
@@ -64,7 +69,11 @@ def make_run(
     model = ModelConfig(path=str(folder / "base"), lora=lora)
     worker = LearnerWorker(
         WorkerConfig(
-            model=model, learner=LearnerConfig(matmul_precision="highest"), optimizer=OptimizerConfig(), steps=3
+            model=model,
+            learner=LearnerConfig(matmul_precision="highest"),
+            optimizer=OptimizerConfig(groups=groups),
+            steps=3,
+            seed=5,
         )
     )
     torch.manual_seed(0)
@@ -120,6 +129,14 @@ def test_lora_is_merged_or_exported_as_an_adapter(tmp_path: Path) -> None:
     assert "AutoPeftModelForCausalLM" in (tmp_path / "adapter" / "README.md").read_text()
     for result in read_back((tmp_path / "merged", "model"), (tmp_path / "adapter", "adapter")):
         torch.testing.assert_close(torch.tensor(result["logits"]), logits, rtol=1e-4, atol=1e-4)
+
+
+def test_frozen_parts_of_an_adapter_are_exported(tmp_path: Path) -> None:
+    frozen = (ParameterGroup(match="lora_A", freeze=True),)
+    run, logits = make_run(tmp_path, tiny_llama(), LoraSettings(rank=4), groups=frozen)
+    export(run, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    torch.testing.assert_close(merged(torch.tensor(TOKENS)).logits, logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -121,8 +121,8 @@ def test_a_resumed_learner_continues_bit_for_bit(
     if lora is not None and "groups" in settings:
         settings = {
             "groups": (
+                {"match": "self_attn.*lora_A|mlp.*lora_B", "freeze": True},
                 {"match": "lora_A", "lr": 1e-3},
-                {"match": "mlp.*lora_B", "freeze": True},
             )
         }
     make = {"precision": "float32", "optimizer": optimizer(**settings), "lora": lora}

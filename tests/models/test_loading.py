@@ -69,6 +69,19 @@ def test_adapters_depend_on_their_seed_alone_and_leave_the_model_as_it_was(folde
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.parametrize(
+    ("targets", "why"),
+    [
+        (["q_proj", "qq_proj"], "target_modules: 'qq_proj' is the end of no module's name .*down_proj, gate_proj"),
+        (["q_proj", "self_attn"], r"model\.lora: Target module Qwen3Attention\(.*is not supported"),
+        ([], r"model\.lora: No `target_modules` passed"),
+    ],
+)
+def test_target_modules_that_lora_cannot_adapt_are_named(folder: Path, targets: list[str], why: str) -> None:
+    with pytest.raises(WhetError, match=why):
+        load_model(ModelConfig(path=str(folder), lora=LoraSettings(target_modules=targets)), dtype=torch.float32)
+
+
 def test_gradients_reach_adapters_through_forest_and_head(folder: Path) -> None:
     model = load_model(ModelConfig(path=str(folder), lora=LoraSettings(rank=2)), dtype=torch.float32)
     forest_hidden(model, BATCH).sum().backward()

@@ -8,7 +8,7 @@ every tensor (``whet.learner.sharded_files``). Both can be read by any number of
 import copy
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -67,8 +67,12 @@ class LearnerState:
         progress: Progress,
         config: LearnerConfig,
         ranks: Ranks | None,
+        made_to_train: Set[str],
     ) -> None:
+        """``made_to_train``: the parameters that require a gradient before ``optimizer.groups`` freezes some. With LoRA
+        they are the adapter, whose frozen parts have no other file than the saved one."""
         self.progress = progress
+        self._made_to_train = made_to_train
         self._model, self._optimizer, self._config, self._ranks = model, optimizer, config, ranks
         self._made = [] if optimizer is None else copy.deepcopy(group_settings(optimizer))
         self._saving: _Saving | None = None
@@ -171,7 +175,7 @@ class LearnerState:
 
     def _changing(self) -> dict[str, Tensor]:
         """Return the tensors that training changes, by name: all, without duplicates of tied weights; if some are
-        frozen (LoRA, a model that only scores), on any rank, the trained parameters."""
+        frozen (LoRA, a model that only scores), on any rank, the trained parameters, and the adapter's other ones."""
         tensors: dict[str, Tensor] = {}
         for prefix, module in (("", self._model.model), ("value_head.", self._model.value_head)):
             if module is None:
@@ -179,7 +183,9 @@ class LearnerState:
             parameters = dict(module.named_parameters())
             # parameters that optimizer.groups freezes are saved with the trained ones; LoRA's base model is not
             whole = self._optimizer is not None and not hasattr(self._model.model, "peft_config")
-            tensors |= {prefix + name: p for name, p in parameters.items() if p.requires_grad or whole}
+            for name, parameter in parameters.items():
+                if whole or parameter.requires_grad or prefix + name in self._made_to_train:
+                    tensors[prefix + name] = parameter
             buffers = dict(persistent_buffers(module))
             if not (whole or self._model.fully_trainable):  # routers' biases change even if only LoRA is trained
                 buffers = {name: buffer for name, buffer in buffers.items() if self._config.balance and BIAS in name}

@@ -79,12 +79,13 @@ class LearnerWorker:
         self.reference: LearnerModel | None = None  # loaded when first needed
         if config.learner.activation_checkpointing and self.trains:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        made_to_train = {name for name, parameter in self.module.by_name() if parameter.requires_grad}
         self.optimizer = self._optimizer(config.optimizer) if config.optimizer else None
         if config.optimizer is not None and config.optimizer.groups:
             self.module.measure()  # some parameters may be frozen now
         products = set_matmul_precision(config.learner, self.device, self.ranks)
         progress = Progress(products, optimizer=config.optimizer.type if config.optimizer else "adamw")
-        self.state = LearnerState(self.module, self.optimizer, progress, config.learner, self.ranks)
+        self.state = LearnerState(self.module, self.optimizer, progress, config.learner, self.ranks, made_to_train)
         self.profiler: Profiler | None = None
         self.balance: Balance | None = None
         if self.trains and config.head == "language" and config.learner.balance is not None:

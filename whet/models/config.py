@@ -23,7 +23,8 @@ class LoraSettings(Config):
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers, by the end of their names. In a mixture of experts ``all-linear`` excludes routed experts."""
+    """Layers, by the end of their names, each of which must be found. In a mixture of experts ``all-linear``
+    excludes routed experts."""
     experts: bool = False
     """Also adapt routed experts: A and B for each of them, of this rank."""
     rank_stabilized: bool = False

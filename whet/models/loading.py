@@ -260,7 +260,10 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
             raise WhetError(f"model.lora.experts = true, but {type(model).__name__} has no experts; leave it out")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("lora", seed))
-        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings))
+        try:
+            adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings))
+        except ValueError as error:  # no target, or a module that LoRA can't adapt
+            raise WhetError(f"model.lora: {' '.join(str(error).split())}") from error
     if lora.experts:
         from whet.models.moe.expert_lora import take_over
 
@@ -275,11 +278,11 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
 def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str]:
     """Return the layers that PEFT adapts. In a mixture of experts, "all-linear" means the linear layers whose names
     differ from the names of routed experts, which are adapted as parameters (``lora.experts``). Raises ``WhetError`` if
-    ``target_modules`` names a layer of routed experts."""
+    one of ``target_modules`` names no module, or a layer of routed experts."""
     from whet.models.moe.experts import experts_of
 
     if not any(True for _ in experts_of(model)):
-        return lora.target_modules
+        return _found_targets(model, lora)
     if lora.target_modules == "all-linear":
         head = model.get_output_embeddings()
         linear = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
@@ -291,6 +294,26 @@ def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str
             f"{type(model).__name__}, which model.lora.experts=true adapts; name layers of its attention, or use "
             "all-linear"
         )
+    return _found_targets(model, lora)
+
+
+def _found_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str]:
+    """Return the target modules. Raises ``WhetError`` for a name that is the end of no module's name in the decoder:
+    PEFT leaves it out if it finds others."""
+    from whet.models.attention.forest import decoder_of
+    from whet.models.images import outside_decoder
+
+    if lora.target_modules == "all-linear":
+        return lora.target_modules
+    outside = set(outside_decoder(model, decoder_of(model)))
+    modules = {f".{name}": module for name, module in model.named_modules() if name not in outside}
+    for target in lora.target_modules:
+        if not any(name.endswith(f".{target}") for name in modules):
+            linear = {n.rpartition(".")[2] for n, module in modules.items() if isinstance(module, torch.nn.Linear)}
+            raise WhetError(
+                f"model.lora.target_modules: {target!r} is the end of no module's name in {type(model).__name__}; its "
+                f"linear layers end in {', '.join(sorted(linear))}"
+            )
     return lora.target_modules
 
 
