@@ -170,6 +170,21 @@ def test_the_options_of_a_caller_hold_for_every_set(tiny_model: Path) -> None:
     assert report.sets["mixed"].length_mean <= 4, "the limits of an environment hold"
 
 
+def test_majorities_are_counted_only_where_all_answers_can_be_equal(tiny_model: Path) -> None:
+    sums, letters = {"type": "arithmetic"}, {"type": "tests.toy:Lowercase"}
+    both = {"sums": {"taskset": sums}, "letters": {"taskset": letters}}
+    sets = {
+        "mixed": {"data": {"type": "blend", "of": both}},
+        "alike": {"data": {"type": "blend", "of": {"sums": both["sums"]}}},
+        "workers": {"data": {"type": "workers", "taskset": letters}},
+    }
+    found = evaluate(toy_recipe(tiny_model, evaluation={"sets": sets}), limit=1, samples=2, temperature=1.0).sets
+    counted = {
+        "mixed": found["mixed"], **found["mixed"].sets, "alike": found["alike"], "workers": found["workers"]
+    }  # fmt: skip
+    assert [name for name, report in counted.items() if report.majority_at] == ["sums", "alike"]
+
+
 def test_several_greedy_answers_are_refused_unless_turns_may_differ(tiny_model: Path) -> None:
     more = {"data": {"type": "tests.toy:Lowercase"}, "samples": 3}
     for settings, key, count in (({"samples": 2}, "evaluation", 2), ({"sets": {"a": more}}, "evaluation.sets.a", 3)):

@@ -87,6 +87,10 @@ class Blend(TaskSet):
     def grades(self) -> bool:
         return all(part.taskset.grades for part in self.of.values())
 
+    @property
+    def states_answers(self) -> bool:
+        return all(part.taskset.states_answers for part in self.of.values())
+
     def sampler_for(self, tasks: Sequence[Task], seed: int) -> "BlendSampler":
         """Return the sampler of a run over the tasks of a split."""
         return BlendSampler(self, tasks, seed)

@@ -111,9 +111,11 @@ async def evaluate_tasks(
     asked = [task for task in tasks for _ in range(samples)]
     episodes = [(task, job.result()) for task, job in zip(asked, jobs, strict=True)]
     report = Report.of(episodes, samples, stated, config.consensus)
-    for environment in blend.of if blend else ():
-        if played := [(task, episode) for task, episode in episodes if task.environment == environment]:
-            report.sets[environment] = Report.of(played, samples, stated, config.consensus)
+    if blend is not None:
+        for environment, part in blend.of.items():
+            votes = blend.stated if part.taskset.states_answers else None
+            if played := [(task, episode) for task, episode in episodes if task.environment == environment]:
+                report.sets[environment] = Report.of(played, samples, votes, config.consensus)
     return report
 
 
@@ -244,8 +246,7 @@ async def _check_tools(data: TaskSet, tasks: Sequence[Task], renderer: Renderer)
 
 def _stated(taskset: TaskSet) -> Stated | None:
     """Return ``taskset.stated`` if its answers can be equal, so that majorities have a meaning."""
-    parts = [part.taskset for part in taskset.of.values()] if isinstance(taskset, Blend) else [taskset]
-    return taskset.stated if any(type(part).stated is not TaskSet.stated for part in parts) else None
+    return taskset.stated if taskset.states_answers else None
 
 
 def held_out(taskset: TaskSet, split: str, limit: int | None, renderer: Renderer | None) -> list[Task]:

@@ -284,3 +284,8 @@ class TaskSet(Data, Environments[D], ABC):
     def grades(self) -> bool:
         """Return whether the task set rewards answers. If not, a reward model can reward them."""
         return self.own_episodes or type(self).open is not TaskSet.open
+
+    @property
+    def states_answers(self) -> bool:
+        """Return whether answers to all tasks can be equal, so that majorities of ``stated`` have a meaning."""
+        return type(self).stated is not TaskSet.stated

@@ -118,6 +118,10 @@ class WorkerTasks(WrappedTaskSet):
         return self.taskset.grades
 
     @property
+    def states_answers(self) -> bool:
+        return self.taskset.states_answers
+
+    @property
     def one_reply(self) -> bool:
         return self.taskset.one_reply
 
