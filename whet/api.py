@@ -138,7 +138,7 @@ def train(
     _check_importing()
     _check_on_step(on_step)
     files = RowFiles(data, test, reward)
-    chosen = new_folder(name="train") if folder is None else Path(folder)
+    chosen = new_folder("train") if folder is None else Path(folder)
     check_free(chosen)
     if not isinstance(model, str | os.PathLike):
         raise ConfigError(
@@ -266,7 +266,7 @@ def _planned(
     else:
         value, name = read(recipe, *overrides, **sections), Path(recipe).stem
     check_models(value)
-    chosen = new_folder(name=name) if folder is None else Path(folder)
+    chosen = new_folder(name) if folder is None else Path(folder)
     check_free(chosen)
     return value, chosen, name
 

@@ -79,7 +79,7 @@ def test_the_record_of_cached_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     placement = Placement(1, 8.0)
     for i in range(30):
         placement.begin({0}, [i] * 40, 1)
-    assert placement.cached.count(0) == len(placement.cached._where) == 10
+    assert len(placement.cached._of[0]) == len(placement.cached._where) == 10
     assert placement.begin({0}, [29] * 40, 1).cost == 1, "the least recent texts are dropped first"
 
 

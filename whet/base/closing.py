@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 abandoned_threads = list[str]()
 """Names of threads that ignored the request to end. The process must not wait for them when it exits."""
 
+_PATIENCE = 30.0  # seconds for jobs that were cancelled
+
 
 class Closing(AsyncExitStack):
     """An exit stack that raises the first error and logs errors of closing that follow from it."""
@@ -35,12 +37,12 @@ class Closing(AsyncExitStack):
         self.push_async_exit(end)
 
 
-async def cancel_all(jobs: Sequence[asyncio.Task[object]], seconds: float = 30.0) -> None:
-    """Cancel jobs and wait at most ``seconds`` for them, because a job may ignore its cancellation."""
+async def cancel_all(jobs: Sequence[asyncio.Task[object]]) -> None:
+    """Cancel jobs and wait at most 30 seconds for them, because a job may ignore its cancellation."""
     for job in jobs:
         job.cancel()
     if jobs:
-        await asyncio.wait(jobs, timeout=seconds)
+        await asyncio.wait(jobs, timeout=_PATIENCE)
 
 
 async def gather_or_cancel(calls: Iterable[Coroutine[object, object, T]]) -> list[T]:

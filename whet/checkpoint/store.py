@@ -239,12 +239,12 @@ class CheckpointStore:
                 return read(self.load(which))
         return read(self.load(which))
 
-    async def read_async(self, read: Callable[[Checkpoint], Awaitable[T]], which: Which | None = None) -> T:
-        """``read`` with a coroutine function."""
+    async def read_async(self, read: Callable[[Checkpoint], Awaitable[T]]) -> T:
+        """``read`` with a coroutine function, of the checkpoint that ``load`` returns by default."""
         for _ in range(_READINGS - 1):
             with self._unless_removed():
-                return await read(self.load(which))
-        return await read(self.load(which))
+                return await read(self.load())
+        return await read(self.load())
 
     @contextlib.contextmanager
     def _unless_removed(self) -> Iterator[None]:

@@ -61,7 +61,7 @@ Plan = Callable[..., "Job"]  # of the request and the command's arguments
 def _same_words(request: Request, **arguments: object) -> "Job":
     from whet.run.folder import new_folder
 
-    return request.job(new_folder(name=request.words[0]))
+    return request.job(new_folder(request.words[0]))
 
 
 def launchable(command: Callable[..., None], plan: Plan = _same_words) -> Callable[..., None]:

@@ -38,7 +38,7 @@ def train(
 
     loaded = load(Recipe, recipe, overrides or [])
     check_models(loaded.value)
-    run_folder = folder or new_folder(name=loaded.path.stem)
+    run_folder = folder or new_folder(loaded.path.stem)
     check_free(run_folder)
     context.obj.run = run_folder  # only now: the folder of another run has a report of another run
 
@@ -112,7 +112,7 @@ def train_job(
 
     _check_local(as_json)
     loaded = load(Recipe, recipe, overrides or [])
-    run = folder or new_folder(name=loaded.path.stem)
+    run = folder or new_folder(loaded.path.stem)
     check_free(run)
     there = request.profile.path_there(run)
     return request.job(

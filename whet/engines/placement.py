@@ -35,10 +35,6 @@ class CachedTexts:
         self._of = [OrderedDict[bytes, None]() for _ in range(replicas)]
         self._where: dict[bytes, int] = {}  # bit n: replica n has it
 
-    def count(self, number: int) -> int:
-        """Return the number of beginnings that a replica has."""
-        return len(self._of[number])
-
     def add(self, number: int, ends: Sequence[Beginning]) -> None:
         """Note that a replica has cached a text with these beginnings."""
         texts, bit = self._of[number], 1 << number

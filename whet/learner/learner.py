@@ -45,10 +45,10 @@ class WorkerLearner:
         self._with_gradient = set[type]()  # losses that have had a gradient
 
     @classmethod
-    async def launch(cls, cluster: Cluster, config: WorkerConfig, placement: Placement | None = None) -> Self:
-        """Start the workers: by default the number that ``parallel`` needs, with the learner's deadline."""
+    async def launch(cls, cluster: Cluster, config: WorkerConfig) -> Self:
+        """Start the workers: the number that ``parallel`` needs, with the learner's deadline."""
         sizes = config.parallel
-        placement = placement or Placement(sizes.ranks, sizes.ranks_per_shard, config.learner.deadline)
+        placement = Placement(sizes.ranks, sizes.ranks_per_shard, config.learner.deadline)
         if placement.ranks > 1 and isinstance(cluster, LocalCluster):
             raise WhetError(
                 f"a learner of {placement.ranks} ranks needs one process per rank, but the local cluster is a single "

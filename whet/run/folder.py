@@ -26,14 +26,14 @@ LEFT_BY_A_FAILED_START = {
 FILES_OF_A_RUN = ("metrics.jsonl", "episodes.jsonl", "ledger.jsonl", "log.txt", "machine.json", "lineage.json")
 
 
-def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
+def new_folder(name: str) -> Path:
     """Return a folder name that is not taken: ``runs/<name>-<date>-<time>``. Nothing is created yet."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = Path(root) / f"{name}-{stamp}"
+    folder = Path("runs") / f"{name}-{stamp}"
     count = 1
     while folder.exists():
         count += 1
-        folder = Path(root) / f"{name}-{stamp}-{count}"
+        folder = Path("runs") / f"{name}-{stamp}-{count}"
     return folder
 
 
