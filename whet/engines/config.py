@@ -189,7 +189,7 @@ class GeneratorConfig(Config, ABC):
             if cores is not None and not self.in_process:
                 cores = slice_for_rank(cores, number, self.replicas)
             gpus = all_gpus[number * each : (number + 1) * each]
-            return self.built(model, tokenizer, replace(deployment, cores=cores, gpus=gpus))
+            return self.checked_replica(model, tokenizer, replace(deployment, cores=cores, gpus=gpus))
 
         if self.replicas == 1:
             return replica(0)
@@ -202,7 +202,7 @@ class GeneratorConfig(Config, ABC):
         engines = [pausable_replica(number) for number in range(self.replicas)]
         return Router(engines, self.prefix_weight, pausable_replica, self.restarts)
 
-    def built(
+    def checked_replica(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
     ) -> "Engine[object]":
         """Return ``build_replica``'s engine. Raises ``ConfigError`` if it isn't one."""

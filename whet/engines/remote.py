@@ -39,7 +39,7 @@ class HostedEngine:
     ) -> None:
         """Build the engine; called before all other methods."""
         gpus = tuple(name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
-        engine = self._config.built(model, tokenizer, replace(deployment, gpus=gpus))
+        engine = self._config.checked_replica(model, tokenizer, replace(deployment, gpus=gpus))
         self.engine = pausable(engine, "generator.on_cluster")
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> tuple[Completion, Metrics]:

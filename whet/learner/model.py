@@ -220,17 +220,6 @@ def _of_megatron(
     return model
 
 
-def distributed(made: torch.optim.Optimizer, model: LearnerModel, ranks: Ranks | None) -> torch.optim.Optimizer:
-    """Return AdamW, as ``made`` for the parameters of a model of Megatron Core's layers, as its distributed
-    optimizer."""
-    from whet.parallel.megatron.optimizer import DistributedAdamW
-
-    if ranks is None:
-        raise WhetError("learner.distributed_optimizer = true needs several ranks, for instance parallel.fsdp=2")
-    tied = None if model.pipeline is None else model.pipeline.tied
-    return DistributedAdamW(made, model, model.shards.parameters, ranks, tied)
-
-
 def build_whole(
     config: ModelConfig, precision: Precision, train: bool, value_head: bool, seed: int, device: torch.device
 ) -> LearnerModel:

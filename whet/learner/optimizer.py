@@ -13,13 +13,15 @@ from pydantic import PydanticUserError, TypeAdapter
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import extra
 from whet.config.component import ComponentError, import_path
 from whet.config.typed import check_type
 from whet.learner.config import OptimizerConfig, ParameterGroup
+from whet.learner.model import LearnerModel
 from whet.learner.muon import build_muon
 from whet.learner.whole_matrices import WholeMatrices
+from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import local
 from whet.parallel.pipeline import Pipeline
 
@@ -174,6 +176,17 @@ def _arguments(config: OptimizerConfig) -> Iterator[None]:
         yield
     except (TypeError, ValueError, LookupError, AssertionError, RuntimeError) as error:
         raise ConfigError(f"optimizer.settings = {config.settings} of {config.type}: {error}") from error
+
+
+def distributed(made: torch.optim.Optimizer, model: LearnerModel, ranks: Ranks | None) -> torch.optim.Optimizer:
+    """Return AdamW, as ``made`` for the parameters of a model of Megatron Core's layers, as its distributed
+    optimizer."""
+    from whet.parallel.megatron.optimizer import DistributedAdamW
+
+    if ranks is None:
+        raise WhetError("learner.distributed_optimizer = true needs several ranks, for instance parallel.fsdp=2")
+    tied = None if model.pipeline is None else model.pipeline.tied
+    return DistributedAdamW(made, model, model.shards.parameters, ranks, tied)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

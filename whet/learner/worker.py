@@ -25,9 +25,10 @@ from whet.learner.base import CONSTANT, LearnerFacts, RankUpdate, Top
 from whet.learner.config import OUTPUTS, OptimizerConfig, WorkerConfig
 from whet.learner.dump import read_dump
 from whet.learner.memory import computing, loading, optimizing
-from whet.learner.model import LearnerModel, build_model, distributed
+from whet.learner.model import LearnerModel, build_model
 from whet.learner.optimizer import (
     build_optimizer,
+    distributed,
     gradient_norm,
     learning_rate,
     scale_gradients,
