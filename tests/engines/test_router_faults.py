@@ -201,6 +201,23 @@ def test_restarts_are_bounded_also_where_engines_do_not_start() -> None:
     in_loop(body)
 
 
+def test_a_replica_that_has_answered_again_may_be_restarted_as_often_again() -> None:
+    async def body() -> None:
+        fleet = Fleet(2, restarts=1)
+        for version in range(1, 6):
+            fleet.router.replicas[0].become("dead")
+            await asyncio.gather(*(fleet.router.sample([i], PARAMS, "") for i in range(4)))
+            await fleet.restarted()
+            await fleet.publish(version)
+            out = await asyncio.gather(*(fleet.router.sample([i], PARAMS, "") for i in range(4)))
+            assert [c.versions for c in out] == [(version, version)] * 4
+            assert fleet.router.serving == {0, 1}
+        assert len(fleet.made) == 2 + 5
+        await fleet.router.close()
+
+    in_loop(body)
+
+
 @pytest.mark.parametrize("how", ["dead", "frozen"])
 @pytest.mark.parametrize("when", ["before", "in the middle"])
 def test_a_replica_that_is_lost_in_a_refit_is_left_out_of_it(how: str, when: str) -> None:

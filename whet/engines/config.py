@@ -77,8 +77,8 @@ class GeneratorConfig(Config, ABC):
     prompt that it has in its prefix cache and the other lacks, so that the request still goes to it. 0: only
     outstanding tokens count."""
     restarts: int = Field(default=3, ge=0)
-    """With ``replicas``: how often each replica that died or froze is restarted in a run, while the other replicas
-    continue."""
+    """With ``replicas``: how often in a row each replica that died or froze is restarted, while the other replicas
+    continue. A replica that has answered again may be restarted as often again."""
     on_cluster: bool = False
     """With ``cluster=ray`` and an engine in separate processes: each replica runs on any node with room, where Ray
     reserves GPUs (one for each rank) and cores for it; with ``devices.placement=colocated`` on the GPUs of as many

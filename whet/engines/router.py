@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 class Router(Generic[M]):
     """``prefix_weight`` is the weight of ``Placement``. ``rebuild`` creates a new engine for a replica's number, at
-    most ``restarts`` times for each."""
+    most ``restarts`` times in a row: an answer of the replica ends the row."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class Router(Generic[M]):
         self.placement = Placement(len(self.replicas), prefix_weight)
         self.serving = set(range(len(self.replicas)))
         self.ready = set[int]()  # started as replacements of lost replicas
-        self._restarts = [restarts] * len(self.replicas)  # that remain of each
+        self._restarts = restarts
+        self._restarted = [0] * len(self.replicas)  # how often each was since it last answered
         self._restarting = set[asyncio.Task[None]]()
         self._in_flight = [set[asyncio.Task[Completion]]() for _ in self.replicas]
         self._settled = asyncio.Event()  # set while no refit is in progress
@@ -92,6 +93,7 @@ class Router(Generic[M]):
                 if self._is_alive(number, engine) or not task.cancelled():
                     completion = check_completion(await self._call(number, task), prompt, params, engine)
                     self.placement.answered(place, prompt, completion.tokens, params.images)
+                    self._restarted[number] = 0
                     return completion
             except LOST as error:
                 self._lose(number, engine, error)
@@ -103,7 +105,7 @@ class Router(Generic[M]):
     # Replicas that are lost
 
     def _is_alive(self, number: int, engine: PausableEngine[M]) -> bool:
-        return self.replicas[number] is engine and number in self.serving | self.ready
+        return self.replicas[number] is engine and (number in self.serving or number in self.ready)
 
     def _lose(self, number: int, engine: PausableEngine[M], error: WhetError) -> None:
         """Take a replica out of service. Raises ``error`` if no other one is serving, or will after a refit in
@@ -129,10 +131,10 @@ class Router(Generic[M]):
         while True:
             with suppress(Exception):  # errors of a lost replica don't matter
                 await self.replicas[number].close()
-            if self.rebuild is None or not self._restarts[number]:
+            if self.rebuild is None or self._restarted[number] == self._restarts:
                 log.warning("replica %d of %d is not restarted any more", number + 1, len(self.replicas))
                 return
-            self._restarts[number] -= 1
+            self._restarted[number] += 1
             self._metrics.sum("generator/restarts", 1)
             engine = self.replicas[number] = self.rebuild(number)
             try:
