@@ -312,6 +312,42 @@ def test_evaluation_texts_are_dropped(tmp_path: Path) -> None:
     assert not Contamination(13).found_in([words])
 
 
+def test_rows_that_differ_in_case_spacing_and_notation_are_equal(tmp_path: Path) -> None:
+    def talk(question: object, answer: str, **more: object) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": question, **more}, {"role": "assistant", "content": answer}]}
+
+    turned = [dict(reversed(message.items())) for message in talk("Which way?", "To the left.")["messages"]]
+    same = [
+        talk("Which way?", "To the left."),
+        {"messages": turned},
+        talk(" Which\nway?", "to the LEFT. "),
+        talk("Which way?", "To the left.", name=None),
+        talk([{"type": "text", "text": "Which "}, {"type": "text", "text": "way?"}], "To the left."),
+    ]
+    rows = [*same, talk("Which way?", "To the right."), talk("Which way?", "To the left.", name="Ann")]
+    tallies = prepare(config(tmp_path, {"a": rows}, validation=0.0), tmp_path / "all").sources
+    assert tallies["a"].dropped == {"duplicate": 4}
+    questions = config(tmp_path, {"a": rows}, duplicates="drop_questions", validation=0.0)
+    assert prepare(questions, tmp_path / "questions").sources["a"].dropped == {"duplicate": 5}
+
+
+def test_equal_rows_are_duplicates_whatever_happens_to_their_thoughts(tmp_path: Path) -> None:
+    rows = [{"prompt": "2 + 2?", "completion": "<think>Two and two.</think>4"}] * 40
+    settings = config(tmp_path, {"a": rows}, thoughts={"removed": 0.5}, validation=0.0)
+    assert prepare(settings, tmp_path / "out").sources["a"].dropped == {"duplicate": 39}
+
+
+def test_each_chinese_character_is_a_word(tmp_path: Path) -> None:
+    question = "小明有三个苹果吃了一个还剩几个"
+    held = write_rows(tmp_path / "held.jsonl", [{"question": question}])
+    rows = [{"prompt": f"请回答{question}谢谢", "completion": "二"}, {"prompt": "小明有几个苹果", "completion": "三"}]
+    settings = config(tmp_path, {"a": rows}, decontamination={"against": [str(held)]}, validation=0.0)
+    assert prepare(settings, tmp_path / "out").sources["a"].dropped == {"text of an evaluation set": 1}
+    seen = seen_before("drop_near", 0.8, 3)
+    texts = [question * 4, question * 4 + "吗", "三" * 60]
+    assert [seen("", "", lambda text=text: text) for text in texts] == [False, True, False]
+
+
 def test_near_duplicates_are_dropped() -> None:
     words = [f"w{i}" for i in range(60)]
     text, near, far = " ".join(words), " ".join([*words[:59], "other"]), " ".join(reversed(words))

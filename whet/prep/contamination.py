@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from whet.data.files import iterate_file
+from whet.prep.duplicates import words_apart
 
 if TYPE_CHECKING:
     from whet.data.row_kinds import Example
@@ -62,7 +63,7 @@ def texts_of(value: object) -> Iterator[str]:
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
+    return _WORD.findall(" ".join(words_apart(text)))
 
 
 def _sequences(words: list[str], length: int) -> Iterator[tuple[str, ...]]:

@@ -3,12 +3,16 @@ memory, which is made for the number of rows: 24 bytes for each row, and with Mi
 """
 
 import hashlib
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 from whet.base.extras import extra
+from whet.core.content import words_of
 
 _WORDS = 5  # in a sequence
+_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 _PERMUTATIONS = 128
 _KEY = 16  # bytes
 _FREE = bytes(_KEY)
@@ -19,13 +23,29 @@ Seen = Callable[[str, str, Callable[[], str]], bool]
 before."""
 
 
-def key_of(text: str) -> str:
-    """Return a hash of the text in lower case with single spaces."""
-    return hashlib.blake2b(_normalized(text).encode(), digest_size=_KEY).hexdigest()
+def key_of(value: object) -> str:
+    """Return a hash of a JSON value in the form of ``comparable``."""
+    text = json.dumps(comparable(value), ensure_ascii=False)
+    return hashlib.blake2b(text.encode(), digest_size=_KEY).hexdigest()
 
 
-def _normalized(text: str) -> str:
-    return " ".join(text.lower().split())
+def comparable(value: object) -> object:
+    """Return a JSON value in a form that is equal for values that count as equal: texts in lower case with single
+    spaces, parts of text as one text, objects in the order of their keys, without null ones."""
+    if isinstance(value, str):
+        return " ".join(value.lower().split())
+    if isinstance(value, dict):
+        return {name: comparable(value[name]) for name in sorted(value) if value[name] is not None}
+    if not isinstance(value, list):
+        return value
+    if value and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
+        return comparable(words_of(value))
+    return [comparable(part) for part in value]
+
+
+def words_apart(text: str) -> list[str]:
+    """Return the words of a text in lower case. Each Chinese character is one, as no spaces are between words."""
+    return _IDEOGRAPH.sub(r" \g<0> ", text.lower()).split()
 
 
 class Keys:
@@ -75,7 +95,7 @@ def _near(threshold: float, rows: int) -> Seen:
     keys = Keys(rows * len(bands))
 
     def seen(question: str, whole: str, text: Callable[[], str]) -> bool:
-        words = _normalized(text()).split()
+        words = words_apart(text())
         sequences = {" ".join(words[i : i + _WORDS]) for i in range(max(1, len(words) - _WORDS + 1))}
         signature = MinHash(num_perm=_PERMUTATIONS)
         signature.update_batch([sequence.encode() for sequence in sequences])

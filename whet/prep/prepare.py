@@ -163,7 +163,9 @@ def _read(
                 row = rows.row(where, values, as_texts)
                 others = row.model_extra or {}
                 reason = _outside(source.where, where, values)
-                if changed := change(where, output := row.output()):
+                output = row.output()
+                keys = key_of(row.question), key_of(compared_fields(rows.kind, output))
+                if changed := change(where, output):
                     row = rows.row(where, output)
                 if renderer is not None and reason is None:
                     reason = rows.unusable(rows.group(row, renderer))
@@ -182,7 +184,6 @@ def _read(
             tally.kept += 1
             if changed:
                 tally.changed[changed] = tally.changed.get(changed, 0) + 1
-            keys = key_of(json.dumps(row.question, sort_keys=True, ensure_ascii=False)), key_of(_as_json(compared))
             output = with_columns(output, others, source.keep_columns, tally)
             count_bytes(values, tally)
             output.setdefault("source", name)
