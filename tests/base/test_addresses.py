@@ -27,6 +27,14 @@ def test_a_password_in_a_wrong_address_is_not_shown(rest: str) -> None:
         checked_address(f"http://me:s@cret@{rest}")
 
 
+@pytest.mark.parametrize("password", ["s/cret", "s?cret", "s#cret", "s[cret"])
+def test_no_piece_of_a_password_is_taken_for_a_port_and_shown(password: str) -> None:
+    with pytest.raises(ValueError, match=r"^'http://...@h:80/v1' is not .* are written %2F, %3F, %23 and %5B$"):
+        checked_address(f"http://me:{password}@h:80/v1")
+    with pytest.raises(ValueError, match=r"server: Port out of range 0-65535$"):
+        checked_address("http://me:secret@h:99999/v1")
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "https://node_7", "http://[::1]:80/", "http://a:b@c/v1"])
 def test_an_address_stays_as_it_is(url: str) -> None:
     assert checked_address(url) == url

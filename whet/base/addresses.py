@@ -14,12 +14,14 @@ from whet.base.errors import ConfigError
 def checked_address(url: str, schemes: Sequence[str] = ("http", "https")) -> str:
     """Return the URL. Raises ``ValueError`` unless it names a server, with a port that exists and without a query. Its
     text has no password."""
-    shown = re.sub("//.*@", "//...@", url, flags=re.DOTALL)
-    try:
-        parts = urlsplit(url)
-        named = parts.scheme in schemes and parts.hostname and parts.port != 0
-    except ValueError as problem:  # of the port, or of brackets
-        raise ValueError(f"{shown!r} is not the address of a server: {problem}") from None
+    shown, plain = (re.sub("//.*@", start, url, flags=re.DOTALL) for start in ("//...@", "//"))
+    # A slash in a password ends the name of the host, so that the password's beginning is taken for the port.
+    for text, hint in ((plain, ""), (url, "a password's '/', '?', '#' and '[' are written %2F, %3F, %23 and %5B")):
+        try:
+            parts = urlsplit(text)
+            named = parts.scheme in schemes and parts.hostname and parts.port != 0
+        except ValueError as problem:  # of the port, or of brackets
+            raise ValueError(f"{shown!r} is not the address of a server: {hint or problem}") from None
     if not named or parts.query or parts.fragment or any(sign.isspace() for sign in url):
         raise ValueError(f"{shown!r} is not the address of a server, such as {schemes[0]}://10.0.0.5:8000")
     return url
