@@ -141,6 +141,11 @@ def test_a_command_without_a_package_names_its_extra(
     check(name, module, whet([module], *words.split(), cwd=tmp_path))
 
 
+def test_the_rows_for_gym_need_no_server(tmp_path: Path) -> None:
+    done = whet(modules_of("serve"), "gym", "arithmetic", "train_size=3", "--rows", "rows.jsonl", cwd=tmp_path)
+    assert done.stdout == "3 rows in rows.jsonl\n", done.stderr
+
+
 LATER = [
     ("ray", "ray", "cluster=ray"),
     ("tensorboard", "tensorboard", "sinks=[jsonl,tensorboard]"),

@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from contextlib import suppress
 
 from whet.base.errors import ConfigError
 
@@ -25,8 +26,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 def reach(host: str) -> tuple[bool, bool]:
     """Return whether only this machine reaches the address, and whether it stands for all addresses."""
+    with suppress(OSError, ValueError):
+        host = socket.inet_ntoa(socket.inet_aton(host))  # sockets also take 0 for 0.0.0.0, and 127.1
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost", False
+        return host.lower() == "localhost", False
     return address.is_loopback, address.is_unspecified

@@ -30,15 +30,16 @@ def gym(
 ) -> None:
     """Serve a task set's grader as a NeMo Gym resources server, or write its tasks as Gym rows."""
     from whet.cli.arguments import recipe_of
-
-    with extra("serve", "whet gym"):
-        from whet.endpoint.gym import check_single_turn, serve
     from whet.tasks.gym.rows import write_rows
+    from whet.tasks.gym.single_turn import check_single_turn
 
     if rows is None and (split, agent) != ("train", _AGENT):
         raise ConfigError("--split and --agent describe the rows of --rows; give it, or leave them out")
     if rows is not None and (host, port) != (_HOST, _PORT):
         raise ConfigError("--rows starts no server; leave out --host and --port")
+    if rows is None:
+        with extra("serve", "whet gym"):
+            from whet.endpoint.gym import serve
     tasks = recipe_of(target, overrides or []).taskset
     if rows is not None:
         asyncio.run(check_single_turn(tasks))

@@ -12,7 +12,6 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
@@ -21,8 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from whet.base.errors import ConfigError
-from whet.base.listening import listen
+from whet.base.listening import listen, reach
 from whet.base.strict_json import STRICT, JsonObject
 from whet.chat.calls import checked_arguments, why
 from whet.core.types import Task
@@ -35,35 +33,14 @@ from whet.tasks.base import TaskSet, checked_score
 from whet.tasks.episodes import play
 from whet.tasks.gym.items import final_text
 from whet.tasks.gym.rows import TASK
+from whet.tasks.gym.single_turn import check_single_turn
 from whet.tasks.isolated import IsolatedEnvironments
-from whet.tasks.judges.config import check_has_no_own_judge
 
 log = logging.getLogger(__name__)
 
 _DEADLINE = 120.0  # seconds for one verification
 _CLOSING = 5  # seconds for answers in progress at the close
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
-
-
-async def check_single_turn(tasks: TaskSet) -> None:
-    """Raise ``ConfigError`` if the tasks have tools, and so can't be verified from one answer, or if the policy would
-    judge."""
-    check_has_no_own_judge(tasks)
-    first = next(iter([*tasks.tasks("train")[:1], *tasks.tasks("test")[:1]]), None)
-    if first is None:
-        raise ConfigError(f"{type(tasks).__name__} has no tasks")
-    environments = IsolatedEnvironments(tasks.open())
-    try:
-        environment = environments.make(first)
-        try:
-            if (await environment.start()).tools:
-                raise ConfigError(
-                    f"{type(tasks).__name__} can't be served to NeMo Gym: its tasks need whet's own tools"
-                )
-        finally:
-            await environment.close()
-    finally:
-        await environments.close()
 
 
 def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connections | None = None) -> Starlette:
@@ -198,12 +175,5 @@ def _check_sender(request: Request, host: str) -> None:
     if kind != "application/json":
         raise ApiError(415, "the content type must be application/json")
     target = request.url.hostname or ""
-    if _is_loopback(host) and target != host and not _is_loopback(target):
+    if reach(host)[0] and target != host and not reach(target)[0]:
         raise ApiError(403, f"this server is {host}; requests for another host are refused")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 from tests.tasks.gym.play import over, play, says
 from whet.base.errors import ConfigError
 from whet.cli.main import main
-from whet.endpoint.gym import application, check_single_turn, serve
+from whet.endpoint.gym import application, serve
 from whet.tasks.games import Guessing
 from whet.tasks.gym.rows import write_rows
+from whet.tasks.gym.single_turn import check_single_turn
 from whet.tasks.instructions.task_set import InstructionFollowing
 from whet.tasks.math.arithmetic import Arithmetic
 
@@ -29,10 +32,11 @@ def test_rows_written_for_gym_are_rewarded_as_here(tmp_path: Path) -> None:
     assert rows[0]["agent_ref"] == {"type": "responses_api_agents", "name": "sums_agent"}
 
     async def go() -> list[float]:
-        environments = over(str(path), "http://127.0.0.1", httpx.ASGITransport(application(TASKS)))
-        tasks = environments.tasks.tasks("train")
-        answers = [str(TASKS.gold(TASKS.tasks("train")[0])), "no idea"]
-        return [(await play(environments, tasks[0], [says(answer)]))[0] for answer in answers]
+        async with serving(TASKS) as transport:
+            environments = over(str(path), "http://127.0.0.1", transport)
+            tasks = environments.tasks.tasks("train")
+            answers = [str(TASKS.gold(TASKS.tasks("train")[0])), "no idea"]
+            return [(await play(environments, tasks[0], [says(answer)]))[0] for answer in answers]
 
     assert asyncio.run(go()) == [1.0, 0.0]
 
@@ -43,19 +47,32 @@ def verifying(text: Any, tasks: Any = TASKS) -> dict[str, Any]:
     return {"whet_task": tasks.tasks("train")[0].uid, "response": {"output": [item]}}
 
 
-async def ask(application: Any, path: str, body: Any) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://127.0.0.1") as client:
-        return await client.post(path, json=body)
+@asynccontextmanager
+async def serving(tasks: Any, host: str = "127.0.0.1") -> AsyncIterator[httpx.ASGITransport]:
+    """The way to a server, which is closed at the end."""
+    served = application(tasks, host)
+    async with served.router.lifespan_context(served):
+        yield httpx.ASGITransport(served)
+
+
+def ask(tasks: Any, path: str, body: Any) -> httpx.Response:
+    async def go() -> httpx.Response:
+        async with (
+            serving(tasks) as transport,
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+        ):
+            return await client.post(path, json=body)
+
+    return asyncio.run(go())
 
 
 def test_wrong_requests_get_an_error_message() -> None:
-    app = application(TASKS)
-    assert asyncio.run(ask(app, "/verify", {"whet_task": "unknown"})).status_code == 422
+    assert ask(TASKS, "/verify", {"whet_task": "unknown"}).status_code == 422
     uid = TASKS.tasks("test")[0].uid
-    answer = asyncio.run(ask(app, "/verify", {"whet_task": uid, "response": {"text": "4"}}))
+    answer = ask(TASKS, "/verify", {"whet_task": uid, "response": {"text": "4"}})
     assert (answer.status_code, "is not an answer" in answer.text) == (422, True)
-    assert asyncio.run(ask(app, "/verify", [1])).status_code == 422
-    assert asyncio.run(ask(app, "/seed_session", {"resources_session_id": "s"})).json() == {"resources_session_id": "s"}
+    assert ask(TASKS, "/verify", [1]).status_code == 422
+    assert ask(TASKS, "/seed_session", {"resources_session_id": "s"}).json() == {"resources_session_id": "s"}
 
 
 def test_an_episode_with_a_failed_grader_is_masked() -> None:
@@ -65,7 +82,7 @@ def test_an_episode_with_a_failed_grader_is_masked() -> None:
 
     tasks = Broken(train_size=1, test_size=1)
     body = {"whet_task": tasks.tasks("train")[0].uid, "response": {"output": [{"type": "message", "content": "4"}]}}
-    answer = asyncio.run(ask(application(tasks), "/verify", body)).json()
+    answer = ask(tasks, "/verify", body).json()
     assert answer["mask_sample"] is True
     assert "out of disk" in answer["failure_reason"]
 
@@ -75,8 +92,10 @@ def sent(content: bytes, served: str = "127.0.0.1", **headers: str) -> httpx.Res
     given = {"content-type": "application/json", "host": "127.0.0.1:12000", **headers}
 
     async def go() -> httpx.Response:
-        transport = httpx.ASGITransport(application(TASKS, served))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:12000") as client:
+        async with (
+            serving(TASKS, served) as transport,
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:12000") as client,
+        ):
             return await client.post("/verify", content=content, headers=given)
 
     return asyncio.run(go())
@@ -109,7 +128,9 @@ def test_a_page_in_a_browser_can_not_have_answers_graded() -> None:
     assert sent(RIGHT, origin="http://evil.test").status_code == 403
     assert sent(RIGHT, host="evil.test").status_code == 403
     assert sent(RIGHT, **{"content-type": "text/plain"}).status_code == 415
-    assert sent(RIGHT, "0.0.0.0", host="gym.cluster.local:12000").status_code == 200
+    assert sent(RIGHT, "127.1", host="evil.test").status_code == 403
+    for everywhere in ("0.0.0.0", "0"):
+        assert sent(RIGHT, everywhere, host="gym.cluster.local:12000").status_code == 200
 
 
 def test_a_body_beyond_16_mib_is_refused_before_it_is_read() -> None:
@@ -127,7 +148,7 @@ def test_tasks_of_several_turns_are_refused_or_masked(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"turns": [turn, turn]}) + "\n")
     tasks = InstructionFollowing(path=str(path), test_size=0)
-    answer = asyncio.run(ask(application(tasks), "/verify", verifying('"a"', tasks))).json()
+    answer = ask(tasks, "/verify", verifying('"a"', tasks)).json()
     assert (answer["mask_sample"], answer["failure_kind"], answer["reward"]) == (True, "whet:not_done", 0.0)
 
 
@@ -138,14 +159,14 @@ def test_an_episode_with_an_invalid_reward_is_masked(reward: Any) -> None:
             return {"reward": 1.0, "other": reward}
 
     tasks = Broken(train_size=1, test_size=1)
-    answer = asyncio.run(ask(application(tasks), "/verify", verifying("4", tasks))).json()
+    answer = ask(tasks, "/verify", verifying("4", tasks)).json()
     assert answer["mask_sample"] is True
 
 
 def test_it_listens_until_it_is_ended() -> None:
     async def go() -> tuple[float, str]:
         ready = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(serve(TASKS, "127.0.0.1", 0, ready.set_result))
+        server = asyncio.create_task(serve(TASKS, "127.0.0.1", 0, ready.set_result))
         try:
             address = await asyncio.wait_for(ready, 60)
             async with httpx.AsyncClient(timeout=60) as client:
@@ -154,8 +175,8 @@ def test_it_listens_until_it_is_ended() -> None:
             with pytest.raises(ConfigError, match=r"can't listen on 127\.0\.0\.1"):
                 await serve(TASKS, "127.0.0.1", int(address.rpartition(":")[2]), print)
         finally:
-            serving.cancel()
-            await asyncio.wait([serving], timeout=60)
+            server.cancel()
+            await asyncio.wait([server], timeout=60)
         return reward, foreign.json()["detail"]
 
     assert asyncio.run(go()) == (1.0, "requests of web pages are refused")
@@ -164,17 +185,17 @@ def test_it_listens_until_it_is_ended() -> None:
 
 def test_a_session_has_a_cookie_and_ends(tmp_path: Path) -> None:
     session = {"resources_session_id": "s", "episode_id": {"rollout_id": "r", "attempt": 0}}
-    seeded = asyncio.run(ask(application(TASKS), "/seed_session", session))
+    seeded = ask(TASKS, "/seed_session", session)
     assert seeded.json() == {"resources_session_id": "s"}
     assert seeded.cookies.get("whet_session")
-    assert asyncio.run(ask(application(TASKS), "/close_session", session)).json() == {"resources_session_id": "s"}
+    assert ask(TASKS, "/close_session", session).json() == {"resources_session_id": "s"}
 
 
 def test_the_mean_of_measured_rewards_is_told() -> None:
     answers = [{"reward": 1.0}, {"reward": 0.0, "mask_sample": False}, {"reward": 0.0, "mask_sample": True}]
-    told = asyncio.run(ask(application(TASKS), "/aggregate_metrics", {"verify_responses": answers})).json()
+    told = ask(TASKS, "/aggregate_metrics", {"verify_responses": answers}).json()
     assert told["key_metrics"] == {"mean/reward": 0.5}
-    assert asyncio.run(ask(application(TASKS), "/aggregate_metrics", {"verify_responses": 7})).status_code == 422
+    assert ask(TASKS, "/aggregate_metrics", {"verify_responses": 7}).status_code == 422
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from whet.base.errors import ConfigError, GeneratorError
 from whet.config import SettingsError, load
 from whet.config.issues import RecipeError
 from whet.core.types import Task
-from whet.endpoint.gym import check_single_turn
 from whet.endpoint.judge_model import JudgeModel
 from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.blend import Blend, Part
@@ -26,6 +25,7 @@ from whet.run.recipe import Recipe
 from whet.tasks.attack.attack import Plan, attack
 from whet.tasks.base import TaskSet
 from whet.tasks.episodes import play
+from whet.tasks.gym.single_turn import check_single_turn
 from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.judges.config import Judge
 from whet.tasks.judges.genrm import GenRM
