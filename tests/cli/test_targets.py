@@ -4,6 +4,7 @@ import pytest
 
 from tests.toy import Lowercase
 from whet.cli.arguments import recipe_of, warn_of_unread
+from whet.cli.evaluate import recipe_of_model
 from whet.config import RecipeError
 from whet.tasks.math.arithmetic import Arithmetic
 
@@ -17,6 +18,11 @@ def test_a_task_set_has_its_own_defaults_and_not_the_settings_of_the_quickstart(
     assert recipe_of("quickstart", ["data.digits=3"]).taskset == Arithmetic.model_validate(
         recipe_of("quickstart", []).taskset.model_dump() | {"digits": 3}
     )
+
+
+def test_a_model_as_the_argument_is_taken_whole_and_may_have_settings() -> None:
+    model = recipe_of_model("acme/model", ["model.revision=abc", "sampling.top_p=0.5"], {"seed": 7}).model
+    assert (model.path, model.revision, model.lora) == ("acme/model", "abc", None)
 
 
 def test_settings_that_a_command_does_not_read_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:

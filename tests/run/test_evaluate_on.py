@@ -298,8 +298,12 @@ def test_a_second_model_that_is_not_there_is_refused_before_the_first_is_scored(
     benchmarks: Path, endpoint: Endpoint, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     endpoint.answers = right
-    for other, message in ((str(tmp_path), "has no config.json"), ("http://h:99999/v1#b", "not the address of a serv")):
-        assert evaluated(f"{endpoint.url}#a", "--on", "gsm8k", "--against", other) != 0
+    for other, message in (
+        ("nowhere", "model 'nowhere': there is no such folder"),
+        (str(tmp_path), "has no config.json"),
+        ("http://h:99999/v1#b", "not the address of a serv"),
+    ):
+        assert evaluated(f"{endpoint.url}#a", "--on", "gsm8k", "--against", other) == 2
         assert message in capsys.readouterr().err
     assert endpoint.requests == []
 
@@ -346,6 +350,8 @@ def test_wrong_words_are_refused(
         ((tiny_model, "--on", "aime24"), "its rows must lie in"),
         ((tiny_model, "--on", "gsm8k", "--samples", "4"), "evaluation.samples = 4 at temperature 0 gives 4 times the"),
         ((tiny_model, "--on", ","), "--on names no set"),
+        ((tiny_model, "--on", "gsm8k", "model=other"), "is the model already; name the other one in its place"),
+        ((tiny_model, "--on", "gsm8k", "steps=x"), "error: override 1 (steps=x): steps: "),
         ((tiny_model, "--on", "gsm8k", "--split", "test"), "gsm8k is a benchmark, which has no splits"),
     ):
         assert evaluated(*words) == 2
@@ -408,7 +414,7 @@ def test_a_recipe_that_learns_from_rows_is_scored_on_tasks(
         ("model.path=nowhere", "model 'nowhere': there is no such folder"),
         ("chat_template=nowhere.jinja", "the chat template nowhere.jinja can't be read"),
     ):
-        assert evaluated(recipe, "--on", "gsm8k", "--limit", "3", *small, override) != 0
+        assert evaluated(recipe, "--on", "gsm8k", "--limit", "3", *small, override) == 2
         assert message in capsys.readouterr().err
 
 

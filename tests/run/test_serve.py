@@ -17,6 +17,7 @@ import pytest
 
 from tests.endpoint.agents import RENDERER, Scripted
 from tests.toy import toy_recipe
+from whet.cli.main import main
 from whet.endpoint.request import ApiError, Question, RequestedSampling
 from whet.run import run
 from whet.run.serve import ServedModel
@@ -76,6 +77,31 @@ def test_a_folder_that_is_no_run_is_served_as_a_model(tiny_model: Path) -> None:
     with served(str(tiny_model), "--token", "secret") as (_, client, name):
         assert client.api_key == "secret"
         assert [model.id for model in client.models.list()] == [name] == [tiny_model.name]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.path=nowhere", "model 'nowhere': there is no such folder"),
+        ("chat_template=nowhere.jinja", "the chat template nowhere.jinja can't be read"),
+    ],
+)
+def test_a_setting_of_the_model_is_read_where_a_run_learned_from_rows(
+    override: str, message: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "1 + 1?", "completion": "2"}) + "\n")
+    data = f"{{path: {rows}, test_path: null}}"
+    (tmp_path / "recipe.yaml").write_text(f"extends: sft\nmodel: {tiny_model}\ndata: {data}\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", str(tmp_path), override])
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_is_not_served_in_the_place_of_another(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", str(tiny_model), "model.path=nowhere"])
+    assert f"{tiny_model} is the model already" in capsys.readouterr().err
 
 
 def answer(**sampling: Any) -> tuple[Any, Scripted]:

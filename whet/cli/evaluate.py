@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from whet.base.strict_json import JsonObject
-from whet.cli.arguments import AsJson, SamplingOverrides, print_json, quoted, warn_of_unread
+from whet.cli.arguments import AsJson, SamplingOverrides, print_json, warn_of_unread
 
 if TYPE_CHECKING:
     from whet.run.evaluation import EvaluationSet
     from whet.run.recipe import Recipe
     from whet.run.scores import Report
 
-_FOR_MODELS = (
-    "sampling.max_prompt_tokens=2048",
-    "sampling.max_new_tokens=2048",
-    "evaluation.temperature=0",
-    "learner.max_tokens=10000000",  # nothing is learned, so the learner limits no answer
-)
+_FOR_MODELS: JsonObject = {
+    "sampling": {"max_prompt_tokens": 2048, "max_new_tokens": 2048},
+    "evaluation": {"temperature": 0},
+    "learner": {"max_tokens": 10_000_000},  # nothing is learned, so the learner limits no answer
+}
 _OF_MODEL = ("model", "chat_template", "template_arguments", "tools_as_text", "checkpoints")  # sections of a recipe
 
 
@@ -64,6 +63,8 @@ def evaluate(
 ) -> None:
     """Score a model on tasks, held-out rows or benchmarks. For example: whet eval Qwen/Qwen3-0.6B --on gsm8k"""
     from whet.base.errors import ConfigError
+    from whet.config import load
+    from whet.run.recipe import Recipe
     from whet.show.evaluation import as_values, print_reports
     from whet.show.heartbeat import Heartbeat
     from whet.tasks.base import TaskSet
@@ -107,8 +108,8 @@ def evaluate(
         from whet.tasks.listing import tasks_of
 
         run, address = run_of(name), addresses.get(name)
-        recipe = settings if run is None or name == target else with_model_of(settings, run)
-        other = None if run or address or (name == target and not _is_model(target)) else name
+        recipe = settings if run is None or name == target else _with_model(settings, load(Recipe, run).value)
+        other = None if run or address or name == target else name
         if address is None and not sets:
             report = run_computing(evaluate_model(recipe, model=other, run=run))
             return {"": report} if report.n else report.sets
@@ -139,15 +140,39 @@ def run_of(name: str) -> Path | None:
     return Path(name) if (Path(name) / "recipe.yaml").is_file() else None
 
 
-def with_model_of(settings: "Recipe", run: Path) -> "Recipe":
-    """Return ``settings`` with the model of another run, because a checkpoint fits only its own run's model."""
+def recipe_of_model(model: str, overrides: list[str], defaults: JsonObject | None = None) -> "Recipe":
+    """Return the quickstart's settings, changed by ``defaults``, with another model and no adapter. Raises
+    ``ConfigError`` for an override that names a model, too."""
+    from whet.base.errors import ConfigError
+    from whet.config.loading import keys_of_overrides
+    from whet.run.recipe import Recipe
+
+    if {"model", "model.path"} & keys_of_overrides(Recipe, overrides):
+        raise ConfigError(f"{model} is the model already; name the other one in its place, and no model.path")
+    return _quickstart(overrides, {**(defaults or {}), "model": {"path": model, "lora": None}})
+
+
+def recipe_of_rows(target: str, overrides: list[str], defaults: JsonObject | None = None) -> "Recipe":
+    """Return the quickstart's settings, changed by ``defaults``, with the model of a recipe that learns from rows, and
+    so has no generator. Each override changes the recipe from which its setting is read."""
     from whet.config import load
     from whet.run.recipe import Recipe
 
-    return _with_model(settings, load(Recipe, run).value)
+    of_model = [text for text in overrides if text.partition("=")[0].partition(".")[0] in _OF_MODEL]
+    others = [text for text in overrides if text not in of_model]
+    return _with_model(_quickstart(others, defaults or {}), load(Recipe, target, of_model).value)
+
+
+def _quickstart(overrides: list[str], defaults: JsonObject) -> "Recipe":
+    from whet.config import load
+    from whet.config.tree import from_plain
+    from whet.run.recipe import Recipe
+
+    return load(Recipe, "quickstart", overrides, settings=from_plain(defaults, "this command")).value
 
 
 def _with_model(settings: "Recipe", recipe: "Recipe") -> "Recipe":
+    """Return ``settings`` with the model of another recipe, because a checkpoint fits only its own run's model."""
     return settings.model_copy(update={name: recipe.value_of(name) for name in _OF_MODEL})
 
 
@@ -204,14 +229,12 @@ def _settings(target: str, overrides: list[str], on_sets: bool) -> "Recipe":
     from whet.run.recipe import Recipe
     from whet.tasks.base import TaskSet
 
+    if _is_url(target):
+        return _quickstart(overrides, _FOR_MODELS)
     if run_of(target) is None and _is_model(target):
-        of_model = [] if _is_url(target) else [f"model={quoted(target)}"]
-        return load(Recipe, "quickstart", [*of_model, *_FOR_MODELS, *overrides]).value
+        return recipe_of_model(target, overrides, _FOR_MODELS)
     if on_sets and not isinstance(load(Recipe, target).value.data, TaskSet):
-        of_model = [text for text in overrides if text.partition("=")[0].partition(".")[0] in _OF_MODEL]
-        others = [text for text in overrides if text not in of_model]
-        answering = load(Recipe, "quickstart", [*_FOR_MODELS, *others]).value
-        return _with_model(answering, load(Recipe, target, of_model).value)
+        return recipe_of_rows(target, overrides, _FOR_MODELS)
     return load(Recipe, target, overrides).value
 
 

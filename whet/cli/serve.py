@@ -36,7 +36,7 @@ def serve(
     from whet.algorithms.base import OnlineAlgorithm
     from whet.base.addresses import checked_key
     from whet.base.errors import ConfigError
-    from whet.cli.evaluate import run_of, with_model_of
+    from whet.cli.evaluate import recipe_of_model, recipe_of_rows, run_of
     from whet.config import load
     from whet.processes.compute import run_computing
     from whet.run.recipe import Recipe
@@ -45,12 +45,12 @@ def serve(
     if token is not None:
         checked_key(token, "--token")
     run = run_of(target)
-    samples = run is not None and isinstance(load(Recipe, target).value.algorithm, OnlineAlgorithm)
-    # Each call says how long its reply may be, so the quickstart's lengths must not limit the generator's context.
-    lengths = [] if samples else ["sampling.max_prompt_tokens=1", "sampling.max_new_tokens=1"]
-    settings = load(Recipe, target if samples else "quickstart", [*(overrides or []), *lengths]).value
-    if run is not None and not samples:  # it learned from rows, so its recipe has no generator
-        settings = with_model_of(settings, run)
+    if run is not None and isinstance(load(Recipe, target).value.algorithm, OnlineAlgorithm):
+        settings = load(Recipe, target, overrides or []).value
+    else:
+        # Each call says how long its reply may be, so the quickstart's lengths must not limit the generator's context.
+        given = [*(overrides or []), "sampling.max_prompt_tokens=1", "sampling.max_new_tokens=1"]
+        settings = recipe_of_model(target, given) if run is None else recipe_of_rows(target, given)
     if run is not None and settings.policies:
         raise ConfigError(
             f"{target} trained several policies, and `whet serve` serves one: write one with `whet export {target} "
@@ -66,8 +66,7 @@ def serve(
         print(f"{shlex.join(['curl', url, '-H', header, '-d', body])}\n")
         print("stop with Ctrl-C", flush=True)
 
-    model = target if run is None else None
     try:
-        run_computing(served(settings, run, model, name=name, host=host, port=port, token=token, ready=ready))
+        run_computing(served(settings, run, name=name, host=host, port=port, token=token, ready=ready))
     except KeyboardInterrupt:
         print("stopped")

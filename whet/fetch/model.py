@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from whet.base.errors import WhetError
+from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import require
 from whet.base.files import expanded
 from whet.fetch import smollm2
@@ -65,7 +65,8 @@ def fetch_model(path: str, revision: str | None = None, *, with_code: bool = Fal
 
 
 def check_model(path: str) -> None:
-    """Raise ``WhetError`` if the model is unavailable, or one of its files can't be read. Uses no network."""
+    """Raise ``ConfigError`` if there is no such model, and ``WhetError`` if one of its files can't be read or the
+    built-in one isn't installed. Uses no network."""
     folder = _local(path)
     if path == smollm2.NAME:
         smollm2.check_available()
@@ -76,20 +77,20 @@ def check_model(path: str) -> None:
             check_model(base_of(folder)[0])
         elif not (folder / "config.json").is_file():
             if checkpoint_in(folder) is not None:
-                raise WhetError(
+                raise ConfigError(
                     f"{folder} is a checkpoint of Megatron Core, which has no config.json; copy config.json and the "
                     "tokenizer's files of the Hugging Face model into it"
                 )
             if any(folder.glob("*.gguf")):
-                raise WhetError(f"{folder} holds a model as GGUF, which is for llama.cpp; name one in safetensors")
+                raise ConfigError(f"{folder} holds a model as GGUF, which is for llama.cpp; name one in safetensors")
             if (folder / "checkpoints").is_dir() and (folder / "recipe.yaml").is_file():
-                raise WhetError(
+                raise ConfigError(
                     f"{folder} is the folder of a run; write its model with whet export {folder} --out FOLDER, and "
                     "name that folder"
                 )
-            raise WhetError(f"model folder {folder} has no config.json; name the folder with the model's files")
+            raise ConfigError(f"model folder {folder} has no config.json; name the folder with the model's files")
     elif not _HUB_ID.fullmatch(path):
-        raise WhetError(
+        raise ConfigError(
             f"model {path!r}: there is no such folder. Give {smollm2.NAME!r}, a folder with config.json and "
             "*.safetensors, or a Hugging Face Hub id such as 'Qwen/Qwen3-0.6B'"
         )

@@ -75,7 +75,6 @@ def _sampling(question: Question, context: int) -> Sampling:
 async def serve(
     recipe: "Recipe",
     run: Path | None,
-    model: str | None,
     *,
     name: str,
     host: str,
@@ -83,9 +82,9 @@ async def serve(
     token: str | None,
     ready: Callable[[Address], None],
 ) -> None:
-    """Serve a run's best checkpoint, or another ``model``, under a ``name`` until it is cancelled. ``ready`` is
-    called with the address."""
-    async with open_generator(recipe, run, model) as (generator, renderer):
+    """Serve the recipe's model, with the weights of a run's best checkpoint if there is one, under a ``name`` until it
+    is cancelled. ``ready`` is called with the address."""
+    async with open_generator(recipe, run) as (generator, renderer):
         endpoint = Endpoint(renderer, EndpointConfig(host=host, port=port, calls=None), model=name)
         endpoint.start()
         try:
