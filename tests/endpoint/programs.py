@@ -64,9 +64,10 @@ def silent(task: Task, base_url: str, api_key: str) -> float:
 
 
 def clumsy(task: Task, base_url: str, api_key: str) -> float:
-    """Fail in the first attempt."""
+    """Fail in the first attempt, and ask for another temperature in each."""
     tries[task.uid] = tries.get(task.uid, 0) + 1
-    client(base_url, api_key).chat.completions.create(model="m", messages=task.prompt)  # type: ignore[arg-type]
+    asked: Any = {"messages": task.prompt, "temperature": 0.2}
+    client(base_url, api_key).chat.completions.create(model="m", **asked)
     if tries[task.uid] == 1:
         raise ConnectionError("the weather service is away")
     return 1.0

@@ -76,6 +76,7 @@ def test_after_an_exception_the_episode_is_retried_and_the_first_attempt_discard
     episode = episode_of("clumsy")
     assert (episode.reward, len(episode.branches), episode.usage.turns) == (1.0, 1, 1)
     assert "the weather service is away" in caplog.text
+    assert caplog.text.count("the agent requested temperature = 0.2") == 1, "once for all episodes"
 
 
 def test_a_program_that_exhausts_a_budget_is_truncated_with_reward_0() -> None:

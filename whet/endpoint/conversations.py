@@ -64,7 +64,8 @@ class _Call:
 class Conversations:
     """Answers the calls of one episode and records them."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, ignored: set[str] | None = None) -> None:
+        """``ignored``: the names of requested settings that were warned of, in all episodes of a run."""
         self.recording = recording
         recording.shortens = False
         self.limit: str | None = None  # the budget that the last call exhausted
@@ -73,7 +74,7 @@ class Conversations:
         self._repeats = asyncio.Event()  # set when one of them was made _TRIES times
         self.failure: Exception | None = None  # the error of the generator; the agent only gets status 500
         self._calls: list[_Call] = []  # in flight, and answered lately
-        self._ignored: set[str] = set()
+        self._ignored = set() if ignored is None else ignored
 
     @property
     def longest(self) -> int:

@@ -40,6 +40,7 @@ class Endpoint:
     def __init__(self, renderer: Renderer, config: EndpointConfig | None = None, *, model: str | None = None) -> None:
         self.renderer, self.config, self.model = renderer, config or EndpointConfig(), model
         self.port = self.config.port  # after the start, never 0
+        self.ignored: set[str] = set()  # names of settings that agents request and the recipe decides
         self._open: dict[str, Responder] = {}
         self._calls: Counter[Responder] = Counter()  # in flight
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)

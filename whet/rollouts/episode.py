@@ -170,7 +170,7 @@ async def run_program(program: Program, recording: Recording, endpoint: "Endpoin
     """Run a program that does its task with the model behind the endpoint. Raises errors of the generator, even if the
     program catches them, and errors of the program, except one caused by the refusal of a call after a budget was used
     up; in that case the reward is 0."""
-    where, conversations = f"of episode {recording.name}", Conversations(recording)
+    where, conversations = f"of episode {recording.name}", Conversations(recording, endpoint.ignored)
     step = Step()
     endpoint.start()
     try:
