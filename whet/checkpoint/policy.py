@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from whet.models.config import ModelConfig
 
 
-FURTHER = "policies"  # the folder of further policies by name, in the folder of a checkpoint
+FURTHER = "policies"
+
+
+def policy_folder(folder: Path, name: str) -> Path:
+    """Return the folder of a policy in the folder of a run or a checkpoint. The main one has the name ``""``."""
+    return folder / FURTHER / name if name else folder
 
 
 def load_policy(checkpoint: Checkpoint, config: "ModelConfig", name: str = "") -> "PreTrainedModel":
@@ -28,7 +33,7 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig", name: str = "") -
     from whet.models.loading import load_model
     from whet.models.quantized import dequantize
 
-    path = (checkpoint.folder / FURTHER / name if name else checkpoint.folder) / "policy"
+    path = policy_folder(checkpoint.folder, name) / "policy"
     if not path.is_dir():
         others = ", ".join(sorted(part.name for part in checkpoint.folder.iterdir() if part.is_dir())) or "no model"
         raise CheckpointError(f"{checkpoint.folder} has no policy{f' {name!r}' if name else ''}; it has {others}")

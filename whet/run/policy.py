@@ -19,7 +19,7 @@ from torch import Tensor
 
 from whet.base.closing import gather_or_cancel
 from whet.base.errors import ConfigError, DataError
-from whet.checkpoint.policy import FURTHER
+from whet.checkpoint.policy import FURTHER, policy_folder
 from whet.cluster.lease import Devices
 from whet.core.batch import Batch
 from whet.core.types import Distribution, Group, Status, Task
@@ -178,7 +178,7 @@ class Policy:
 
     def place(self, folder: Path) -> Path:
         """Return the folder of this policy in the folder of a run or a checkpoint."""
-        return folder / FURTHER / self.name if self.name else folder
+        return policy_folder(folder, self.name)
 
     @property
     def prefix(self) -> str:

@@ -18,7 +18,7 @@ from whet.base.strict_json import JsonObject
 from whet.chat.renderer import Renderer
 from whet.checkpoint.lock import run_lock
 from whet.checkpoint.mirror import Mirror
-from whet.checkpoint.policy import FURTHER
+from whet.checkpoint.policy import policy_folder
 from whet.checkpoint.store import CheckpointStore
 from whet.cluster.base import Cluster
 from whet.cluster.lease import Devices, TenantGroup
@@ -214,20 +214,26 @@ async def open_run(
             rewind(folder, run.start)
         if checkpoint is not None and "patience" in checkpoint.state:
             run.patience.load_state(checkpoint.state["patience"])
-        length, reported = run.start if run.patience.over else recipe.steps, reported_length(folder)
-        by_steps = recipe.epochs is None and reported is None and not run.patience.over  # the recipe has the number
-        shown: JsonObject = {} if by_steps or reported == length else {"steps": length}
-        if not run.start:
-            main = recipe.algorithm.main_role
-            facts, decision = policy.learners[main].facts.shown(), read(folder)
-            if decision is not None:
-                facts["computes_in"] = str(decision)
-            shown |= facts
-            for each in further:
-                shown |= {f"{each.prefix}{name}": value for name, value in each.learners[main].facts.shown().items()}
-        if shown:
-            run.sinks.write(run.start, {f"run/{name}": value for name, value in shown.items()})
+        if facts := _facts(run):
+            run.sinks.write(run.start, {f"run/{name}": value for name, value in facts.items()})
         yield run
+
+
+def _facts(run: Run) -> JsonObject:
+    """Return the facts of a run for its metrics: at its start the facts of its learners, and its number of steps where
+    neither the recipe nor the metrics have it."""
+    length = run.start if run.patience.over else run.recipe.steps
+    reported, in_recipe = reported_length(run.folder), run.recipe.epochs is None and not run.patience.over
+    facts: JsonObject = {} if reported == length or (reported is None and in_recipe) else {"steps": length}
+    if run.start:
+        return facts
+    main = run.recipe.algorithm.main_role
+    facts |= run.policy.learners[main].facts.shown()
+    if (decision := read(run.folder)) is not None:
+        facts["computes_in"] = str(decision)
+    for policy in run.further:
+        facts |= {f"{policy.prefix}{name}": value for name, value in policy.learners[main].facts.shown().items()}
+    return facts
 
 
 async def _open_policies(
@@ -245,8 +251,8 @@ async def _open_policies(
     samplers = {"": feed.sampler, **feed.further}
     policies = []
     for name, policy_recipe in (("", recipe), *models_of(recipe)):
-        place = folder / FURTHER / name if name else folder
-        learners = await closing.enter_async_context(open_learners(policy_recipe, place, cluster))
+        opening = open_learners(policy_recipe, policy_folder(folder, name), cluster)
+        learners = await closing.enter_async_context(opening)
         its = build_renderer(policy_recipe) if name else renderer
         policies.append(
             Policy(
