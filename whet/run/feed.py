@@ -83,6 +83,8 @@ class SampledFeed(Feed):
     """Episodes of the policy over a task set, through a generator. ``filters`` are the algorithm's by default.
     ``cluster``: where engines run with ``generator.on_cluster``."""
 
+    source: RolloutSource
+
     def __init__(
         self,
         recipe: "Recipe",
@@ -133,7 +135,6 @@ class SampledFeed(Feed):
         estimator = recipe.online.estimator
         self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
         self._unheard = Unheard()
-        self.rollouts = source
         sync = build_sync(recipe, _probe_text(renderer, source.tasks[0]), self.devices)
         self.sampler = Sampler(player, self.generator, sync)
         self.further = {
@@ -147,7 +148,7 @@ class SampledFeed(Feed):
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
         self.recipe.weights.check_device(learners["policy"].facts.device, self.recipe.shares_nodes)
-        self.rollouts.ledger.compare(folder)
+        self.source.ledger.compare(folder)
         if self.recipe.validation.required:
             await require(self.recipe.taskset, self.recipe.validation.samples)
         return learners
@@ -178,7 +179,7 @@ class SampledFeed(Feed):
         """Return the evaluated tasks of the split ``test`` that are trained on. The training tasks are walked over,
         because they may be many more than can be held."""
         new = evaluated - self._apart if self.recipe.evaluation.split == "test" else set[str]()
-        both = [task.uid for task in self.rollouts.tasks if task.uid in new] if new else []
+        both = [task.uid for task in self.source.tasks if task.uid in new] if new else []
         self._apart |= new.difference(both)
         return list(dict.fromkeys(both))
 
@@ -205,13 +206,13 @@ class SampledFeed(Feed):
         self._disagrees = disagrees
 
     def record(self, folder: Path, step: int, groups: list[Group], lessons: "Sequence[Lesson]") -> None:
-        self.rollouts.ledger.write(folder)
+        self.source.ledger.write(folder)
         self._unheard.check(step, groups)
         if self.recipe.rollouts.keep_groups:
             keep_groups(folder, step, groups)
         every = self.recipe.rollouts.record_every
         if every and step % every == 0:
-            lost = failures(step, self.rollouts.lost)
+            lost = failures(step, self.source.lost)
             learned = (records(step, each.groups, each.batch, each.policy.renderer) for each in lessons)
             write_rollouts(folder, step, chain(*learned, lost))
 

@@ -13,7 +13,7 @@ from whet.config.issues import did_you_mean
 from whet.engines.config import GENERATORS, GONE, GeneratorConfig
 from whet.learner.config import OptimizerConfig
 from whet.models.config import ModelConfig
-from whet.rollouts.filters import BestAndWorst, Filter, OverlongShaping
+from whet.rollouts.filters import FILTERS, BestAndWorst, OverlongShaping
 from whet.rollouts.rewards import Score
 from whet.tasks.base import TaskSet
 from whet.tasks.judges.config import own_judges
@@ -151,10 +151,10 @@ def _unsupported(recipe: "Recipe") -> Iterator[str]:
         yield "judge.model = policy: there are several policies; name another model as the judge, or leave policies out"
     if isinstance(recipe.algorithm, TeacherAlgorithm):
         yield "algorithm: teachers are for runs with one policy; choose another algorithm, or leave policies out"
-    for each in of_one_reward:
+    for name in (Component(FILTERS).name_of(type(each)) for each in of_one_reward):
         yield (
-            f"algorithm.filters: {_name(each)} reads one reward of an episode, and roles have one each; leave it or "
-            "policies out (algorithm=online_dpo needs it)"
+            f"algorithm.filters: {name} reads one reward of an episode, and roles have one each; leave it or policies "
+            "out (algorithm=online_dpo needs it)"
         )
     if recipe.rewards != Score():
         yield "rewards: composed rewards read one reward of an episode, and roles have one each; leave one of them out"
@@ -166,10 +166,6 @@ def _unsupported(recipe: "Recipe") -> Iterator[str]:
     ):
         if is_set:
             yield f"{setting} is not supported together with policies: {instead}, or leave policies out"
-
-
-def _name(part: Filter) -> str:
-    return "best_and_worst" if isinstance(part, BestAndWorst) else "overlong_shaping"
 
 
 def models_of(recipe: "Recipe") -> Iterator[tuple[str, "Recipe"]]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -67,7 +67,7 @@ class Usage:
 
 def _devices(recipe: "Recipe", facts: LearnerFacts, roles: int) -> tuple[int, int]:
     """Return the number of devices of the learners, and of the whole run."""
-    generator: Any = recipe.generator
+    generator = recipe.generator
     apart = len(generator.gpus) or (generator.replicas * generator.ranks if generator.on_cluster else 0)
     if recipe.devices.placement == "colocated":
         apart = 0
