@@ -46,10 +46,10 @@ class ShardedMuon(torch.optim.Optimizer):
                 buffer = state["momentum_buffer"]
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 update = p.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-                local(p).mul_(1 - group["lr"] * group["weight_decay"]).add_(_own_step(p, update, group).to(p.device))
+                local(p).mul_(1 - group["lr"] * group["weight_decay"]).add_(_local_step(p, update, group).to(p.device))
 
 
-def _own_step(parameter: Tensor, update: Tensor, group: Mapping[str, Any]) -> Tensor:
+def _local_step(parameter: Tensor, update: Tensor, group: Mapping[str, Any]) -> Tensor:
     """Return what is added to this rank's part of a parameter, for its update, which is sharded like it."""
     if not isinstance(update, DTensor):
         return _orthogonal_step(update, group)

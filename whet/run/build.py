@@ -11,7 +11,7 @@ from whet.base.strict_json import JsonObject
 from whet.core.types import Distribution
 from whet.run.policies import models_of
 
-_NARROW = 0.5  # nats: the probe's tolerance where the engine computes in 8 bits
+_TOLERANCE_IN_8_BITS = 0.5  # nats, of the probe where the engine computes in 8 bits
 _PROBE_PROMPT = 144  # tokens: more than a block of an engine's prefix cache, so that a kept cache shows
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def build_sync(recipe: "Recipe", text: list[int], devices: "Devices | None" = No
     distribution = Distribution(temperature=sampling.distribution.temperature)
     weights = recipe.weights
     if recipe.generator.low_precision_setting and weights.probe_tolerance is None:
-        weights = weights.model_copy(update={"probe_tolerance": _NARROW})
+        weights = weights.model_copy(update={"probe_tolerance": _TOLERANCE_IN_8_BITS})
     return EngineSync(weights, repeated, distribution, devices)
 
 

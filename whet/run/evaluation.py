@@ -11,7 +11,7 @@ from whet.rollouts.blend import Name
 from whet.rollouts.sampling import Sampling, Temperature
 from whet.tasks.base import TASK_SETS, TaskSet
 
-_OWN = ("samples", "temperature", "max_new_tokens")  # settings in which an additional set may differ
+_SETTINGS_OF_SETS = ("samples", "temperature", "max_new_tokens")  # in which an additional set may differ
 
 
 class HeldOut(Config):
@@ -98,7 +98,7 @@ class EvaluationConfig(HeldOut):
 
     def of_set(self, additional: EvaluationSet) -> Self:
         """Return the settings of an additional set."""
-        changes = {name: value for name in _OWN if (value := additional.value_of(name)) is not None}
+        changes = {name: value for name in _SETTINGS_OF_SETS if (value := additional.value_of(name)) is not None}
         return self.model_copy(update=changes)
 
     def overridden(self, changes: Mapping[str, object]) -> Self:
@@ -106,7 +106,7 @@ class EvaluationConfig(HeldOut):
         ``SettingsError`` for changes that no recipe may have."""
         checked: dict[str, Any] = dict(changes)
         type(self)(**checked)  # a copy with changes is not checked
-        of_sets = {name: value for name, value in changes.items() if name in ("limit", *_OWN)}
+        of_sets = {name: value for name, value in changes.items() if name in ("limit", *_SETTINGS_OF_SETS)}
         sets = {name: each.model_copy(update=of_sets) for name, each in self.sets.items()}
         return self.model_copy(update={**changes, "sets": sets})
 

@@ -14,7 +14,7 @@ from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.weights.source import NamedTensors
 
-OWN_DEVICES = Devices({}, shared=False)
+SEPARATE_DEVICES = Devices({}, shared=False)
 
 
 class WeightSync(Protocol):

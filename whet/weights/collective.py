@@ -219,8 +219,9 @@ class BroadcastWriter:
         assert self._store is not None
         try:
             if self._wire is None:
-                where = self._store, self._host, 0, self._ranks
-                self._wire = Broadcast(*where, self._backend, self._device, self._deadline)
+                self._wire = Broadcast(
+                    self._store, self._host, 0, self._ranks, self._backend, self._device, self._deadline
+                )
         except RuntimeError as error:
             raise DeadlineError(
                 f"the engines did not connect to the learner at {self._host} within {self._deadline:g} s to load its "

@@ -30,7 +30,7 @@ from whet.engines.base import Completion, Engine, EngineRanks, SamplingParams, c
 from whet.engines.router import of_each
 from whet.learner.base import Learner
 from whet.metrics import Metrics
-from whet.weights.base import OWN_DEVICES
+from whet.weights.base import SEPARATE_DEVICES
 from whet.weights.config import TransportName, WeightSyncConfig
 from whet.weights.digest import differing
 from whet.weights.manifest import to_text
@@ -58,7 +58,7 @@ class EngineSync:
         distribution: Distribution | None = None,
         devices: Devices | None = None,
     ) -> None:
-        self.config, self.text, self.devices = config, text, devices or OWN_DEVICES
+        self.config, self.text, self.devices = config, text, devices or SEPARATE_DEVICES
         self.distribution = distribution or Distribution()
         self._engines: list[EngineRanks] = []  # of the last refit
         self._sender: WeightSource | None = None  # to which they are connected
@@ -72,10 +72,11 @@ class EngineSync:
         ``refit/unread`` (tensors that could not be read back), and the probe's metrics."""
         async with self.devices.acquire("generation", new_weights=True):
             metrics, sampled = await self._refit_and_probe(learner, generator, version)
-            for completion in sampled:  # the learner scores a few tokens without waking its moments
-                text, decoded = (self.text, completion.tokens), completion.logprobs
-                config, dtype = self.config, generator.dtype
-                metrics.merge(await compare_decoding(learner, *text, decoded, config, dtype, self.distribution))
+            for each in sampled:  # the learner scores a few tokens without waking its moments
+                compared = await compare_decoding(
+                    learner, self.text, each.tokens, each.logprobs, self.config, generator.dtype, self.distribution
+                )
+                metrics.merge(compared)
         return metrics
 
     async def _refit_and_probe(
@@ -200,8 +201,10 @@ class EngineSync:
     async def _connect(self, engines: Sequence[EngineRanks], handshake: Handshake) -> None:
         if handshake.connection is not None:
             first = list(accumulate((engine.ranks for engine in engines), initial=1))
-            way = self._transport, handshake.connection
-            await of_each(engines, lambda engine, i: engine.call(RECEIVER, "connect", *way, first[i - 1]))
+            transport, connection = self._transport, handshake.connection
+            await of_each(
+                engines, lambda engine, i: engine.call(RECEIVER, "connect", transport, connection, first[i - 1])
+            )
 
     async def _send(
         self, source: WeightSource, engines: Sequence[EngineRanks], handshake: Handshake

@@ -18,7 +18,7 @@ from whet.engines.router import of_each
 from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.processes.compute import compute
-from whet.weights.base import OWN_DEVICES
+from whet.weights.base import SEPARATE_DEVICES
 from whet.weights.config import RefitConfig
 from whet.weights.digest import differing, digest, same_bits
 from whet.weights.probe import compare_decoding
@@ -34,7 +34,7 @@ class InProcessSync:
 
     def __init__(self, config: RefitConfig, text: list[int], devices: Devices | None = None) -> None:
         count = min(config.probe_tokens, len(text) - 1)
-        self.config, self.devices = config, devices or OWN_DEVICES
+        self.config, self.devices = config, devices or SEPARATE_DEVICES
         self.prompt, self.tokens = text[-count - _PROMPT : -count], text[-count:]
 
     async def publish(self, learner: Learner, generator: Engine[OpenModel], version: int) -> Metrics:
@@ -45,8 +45,10 @@ class InProcessSync:
             await self._write(learner, models, generator.dtype)
             for model in models if self.config.probe else ():
                 decoded = await compute(model.score_decode, self.prompt, self.tokens)
-                text, dtype = (self.prompt, self.tokens), generator.dtype
-                metrics.merge(await compare_decoding(learner, *text, decoded, self.config, dtype))
+                compared = await compare_decoding(
+                    learner, self.prompt, self.tokens, decoded, self.config, generator.dtype
+                )
+                metrics.merge(compared)
         return metrics
 
     async def load(self, weights: NamedTensors, generator: Engine[OpenModel], version: int) -> Metrics:
