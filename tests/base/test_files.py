@@ -17,6 +17,7 @@ import whet
 from whet.base import files
 from whet.base.errors import ConfigError, WhetError
 from whet.base.files import check_writable, expanded, load_tensors, remove, replacing, save_tensors, write_atomically
+from whet.base.staged_folder import staged_folder
 from whet.checkpoint.export import export
 from whet.cli.main import main
 from whet.prep.prepare import prepare
@@ -109,6 +110,12 @@ def test_a_failed_replacement_leaves_only_the_old_file(tmp_path: Path, old: str 
         half()
     assert names(tmp_path) == (["it"] if old else [])
     assert old != "file" or path.read_text() == "old"
+
+
+def test_an_error_names_no_temporary_file() -> None:
+    for write in (lambda path: write_atomically(path, "x"), lambda path: staged_folder(path).__enter__()):
+        with pytest.raises(WhetError, match=r"^/proc/x can't be written: \[Errno 2\] No such file or directory$"):
+            write(Path("/proc/x"))
 
 
 def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:

@@ -156,6 +156,13 @@ def test_a_wrong_command_line_is_answered_without_a_traceback(folder, words, mes
     assert "Traceback" not in result.stderr
 
 
+def test_the_folder_of_a_run_is_not_taken_for_a_pipeline(tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    refused = whet("pipeline", "rlhf", "-c", "tiny", "--folder", ".", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert f"--folder {tmp_path} is the folder of a run; name another one" in refused.stderr
+
+
 def test_a_folder_that_is_not_a_run_is_not_answered_with_its_own_name(tmp_path):
     (tmp_path / "run/recipe.yaml").mkdir(parents=True)
     result = whet("resume", "run", cwd=tmp_path)

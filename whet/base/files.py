@@ -79,8 +79,10 @@ def error_context(path: Path) -> Iterator[None]:
         number = int(in_rust[1]) if in_rust else getattr(error, "errno", None)
         # None: of numpy, for a file that became too short
         room = f"; {room_in(path.parent)}" if number in (None, errno.ENOSPC, errno.EDQUOT) else ""
-        renamed = isinstance(error, OSError) and error.filename2 is not None  # its text would name a temporary file
-        text = f"[Errno {number}] {os.strerror(number or 0)}" if renamed else str(error)
+        renamed = getattr(error, "filename2", None) is not None
+        unmade = number in (errno.ENOENT, errno.EACCES, errno.EROFS) and f".{path.name}." in str(error)
+        temporary = renamed or unmade  # the name of no file that the user could look at, as in .NAME.staging
+        text = f"[Errno {number}] {os.strerror(number or 0)}" if temporary else str(error)
         raise WhetError(f"{path} can't be written: {text}{room}") from error
 
 

@@ -57,12 +57,15 @@ def pipeline(
     from whet.pipeline.execute import execute, planned
     from whet.pipeline.graph import build
     from whet.pipeline.plan import selected
+    from whet.pipeline.state import FILE
 
     loaded = load_pipeline(file, overrides or [], profile)
     name = loaded.path.stem + (f"-{profile}" if profile else "")
     folder = (folder or Path("runs") / name).resolve()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--folder {folder} is not a folder; name one, or a new one")
+    if (folder / "recipe.yaml").is_file() and not (folder / FILE).is_file():
+        raise ConfigError(f"--folder {folder} is the folder of a run; name another one for the pipeline")
     jobs = build(loaded, folder)
     chosen = selected(jobs, start, only)
     if dry_run:

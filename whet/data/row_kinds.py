@@ -167,9 +167,21 @@ class Conversation(Example):
             return [Answer("messages", as_messages(self.messages))]
         for name in ("prompt", "completion"):
             if name not in self.model_fields_set:
+                self._check_no_conversation_is_unread()
                 raise ValueError(missing(name, sorted(self.model_fields_set)))
         self._check_question(self.prompt)
         return [Answer("completion", as_messages(self.prompt + self.completion))]
+
+    def _check_no_conversation_is_unread(self) -> None:
+        """Raise ``ValueError`` if a field that is not read holds a list of messages."""
+        for field, value in (self.model_extra or {}).items():
+            objects = value if isinstance(value, list) and all(isinstance(each, dict) for each in value) else []
+            for name, key in (("messages", "role"), ("conversations", "from")):
+                if objects and all(key in each for each in objects):
+                    raise ValueError(
+                        f"field {field!r} holds a conversation, which is read from {name!r}: set "
+                        f"columns={{{name}: {field}}}"
+                    )
 
 
 class Scored(Conversation):
