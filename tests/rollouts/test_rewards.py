@@ -77,7 +77,8 @@ def test_values_by_hand(reward: Reward, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("", 0.0), ("a b c", 0.0), ("a b a b a b", 0.6), ("a a a", 0.5), ("A b", 0.0)]
+    ("text", "value"),
+    [("", 0.0), ("a b c", 0.0), ("a b a b a b", 0.6), ("a a a", 0.5), ("A b", 0.0), ("很好很好吗", 0.25)],
 )
 def test_repetition_is_the_share_of_runs_that_were_there_before(text: str, value: float) -> None:
     assert Repetition(words=2)(episode(text)) == pytest.approx(value)

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from whet.core.words import words_in
 from whet.data.files import iterate_file
-from whet.prep.duplicates import words_apart
 
 if TYPE_CHECKING:
     from whet.data.row_kinds import Example
@@ -63,7 +63,7 @@ def texts_of(value: object) -> Iterator[str]:
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(" ".join(words_apart(text)))
+    return _WORD.findall(" ".join(words_in(text.lower())))
 
 
 def _sequences(words: list[str], length: int) -> Iterator[tuple[str, ...]]:

@@ -4,15 +4,14 @@ memory, which is made for the number of rows: 24 bytes for each row, and with Mi
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
 from whet.base.extras import extra
 from whet.core.content import words_of
+from whet.core.words import words_in
 
 _WORDS = 5  # in a sequence
-_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 _PERMUTATIONS = 128
 _KEY = 16  # bytes
 _FREE = bytes(_KEY)
@@ -41,11 +40,6 @@ def comparable(value: object) -> object:
     if value and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
         return comparable(words_of(value))
     return [comparable(part) for part in value]
-
-
-def words_apart(text: str) -> list[str]:
-    """Return the words of a text in lower case. Each Chinese character is one, as no spaces are between words."""
-    return _IDEOGRAPH.sub(r" \g<0> ", text.lower()).split()
 
 
 class Keys:
@@ -95,7 +89,7 @@ def _near(threshold: float, rows: int) -> Seen:
     keys = Keys(rows * len(bands))
 
     def seen(question: str, whole: str, text: Callable[[], str]) -> bool:
-        words = words_apart(text())
+        words = words_in(text().lower())
         sequences = {" ".join(words[i : i + _WORDS]) for i in range(max(1, len(words) - _WORDS + 1))}
         signature = MinHash(num_perm=_PERMUTATIONS)
         signature.update_batch([sequence.encode() for sequence in sequences])

@@ -12,10 +12,11 @@ from whet.base.files import replacing, sha256
 from whet.base.seeds import derive_seed
 from whet.base.strict_json import JsonObject
 from whet.core.content import image_urls
+from whet.core.words import words_in
 from whet.data.row_kinds import as_messages
 from whet.fetch.images import fingerprint
 from whet.prep.contamination import compared_fields, texts_of
-from whet.prep.duplicates import comparable, key_of, seen_before, words_apart
+from whet.prep.duplicates import comparable, key_of, seen_before
 from whet.prep.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _texts(kind: "type[Example]", row: str) -> str:
     """Return the texts of a staged row, for a comparison with other rows. Rows with different images have no word in
     common."""
     compared = compared_fields(kind, json.loads(row))
-    words = [word for text in texts_of(comparable(compared)) for word in words_apart(text)]
+    words = [word for text in texts_of(comparable(compared)) for word in words_in(text)]
     items = [item for field in compared.values() if isinstance(field, list) for item in field]
     urls = image_urls(as_messages([item for item in items if isinstance(item, dict) and "content" in item]))
     images = key_of(" ".join(map(fingerprint, urls)))

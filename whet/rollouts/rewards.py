@@ -21,6 +21,7 @@ from whet.config.base import within
 from whet.config.issues import did_you_mean
 from whet.core.content import text_of
 from whet.core.types import Episode, Message, Status, Trajectory
+from whet.core.words import words_in
 from whet.processes.user_code import place_of
 from whet.tasks.base import finite
 
@@ -195,7 +196,7 @@ class Repetition(Reward):
     words: int = Field(4, ge=1)
 
     def value(self, episode: Episode) -> float:
-        text = _reply_text(episode).split()
+        text = words_in(_reply_text(episode))
         ngrams = [tuple(text[i : i + self.words]) for i in range(len(text) - self.words + 1)]
         return 1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
