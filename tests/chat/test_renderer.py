@@ -1,9 +1,13 @@
 """Conversations are rendered by appending: sampled and earlier tokens are never rendered again."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tests.other_tokenizers import INSTRUCT, bpe_tokenizer, metaspace_tokenizer
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer, vocab_id
 from whet.base.errors import ConfigError, DataError
 from whet.chat.renderer import Renderer
@@ -175,3 +179,14 @@ def test_half_a_character_is_refused_with_the_text_before_it() -> None:
             renderer.render_prompt([user(text)])
         with pytest.raises(DataError, match="half a character"):
             renderer.longer_than(100, [user(text + "y" * 1000)])
+
+
+@pytest.mark.parametrize("build", [tiny_tokenizer, bpe_tokenizer, metaspace_tokenizer], ids=["tiny", "bytes", "spaces"])
+def test_the_bytes_of_tokens_are_the_bytes_of_the_text(build: Callable[[], Any]) -> None:
+    tokenizer = build()
+    tokenizer.chat_template = tokenizer.chat_template or INSTRUCT
+    renderer, text = Renderer(tokenizer), "write  more, naïve 👍🏽 日本"
+    tokens = [*tokenizer(text, add_special_tokens=False).input_ids, *tokenizer.all_special_ids]
+    written = b"".join(map(renderer.bytes_of, tokens)).decode()
+    assert written.removeprefix(" ") == text + "".join(tokenizer.all_special_tokens)
+    assert any("\ufffd" in renderer.text_of(token) for token in tokens)

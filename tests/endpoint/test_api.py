@@ -70,11 +70,12 @@ def test_token_ids_and_log_probs_are_returned_on_request() -> None:
         assert scored.content is not None
         assert [entry.token for entry in scored.content] == [f"token_id:{token}" for token in branch.spans[1].tokens]
         assert [entry.logprob for entry in scored.content] == list(branch.spans[1].logprobs or ())
+        assert b"".join(bytes(entry.bytes or ()) for entry in scored.content) == "hello é👍<|im_end|>".encode()
         plain = (await at.chat("hi")).json()["choices"][0]
         assert set(plain["message"]) == {"role", "content"}
         assert plain["logprobs"] is None
 
-    run("hello", chat)
+    run("hello é👍", chat)
 
 
 def test_a_call_and_its_result_stay_in_one_branch() -> None:

@@ -22,6 +22,7 @@ from whet.chat.length import longer_than
 from whet.chat.omissions import left_out
 from whet.chat.replies import Replies, ReplyFormat, ResponseTemplate
 from whet.chat.thinking import TAGS, with_thought
+from whet.chat.token_bytes import token_bytes
 from whet.chat.turns import Turns
 from whet.config.issues import did_you_mean
 from whet.core.content import image_urls, in_text, text_of
@@ -98,7 +99,7 @@ class Renderer:
         self.images = images
         # All episodes of a group begin with the same prompt.
         self._recent = lru_cache(_RECENT)(lambda prompt: self._prompt(prompt.messages, prompt.tools))
-        self.text_of = cache(lambda token: self.decode([token]))  # of one token; the tokenizer takes 40 us for it
+        self.bytes_of = cache(token_bytes(tokenizer))  # of one token; the tokenizer takes 40 us for it
         self._turns = Turns(self.chat, images is not None)
         self._control = self._turns.control
         self.end_of_turn = self._turns.end
@@ -170,6 +171,10 @@ class Renderer:
         """Return the text of the tokens, including special tokens."""
         shown = list(tokens) if self.images is None else self.images.marked(tokens)
         return self.tokenizer.decode(shown, skip_special_tokens=False)
+
+    def text_of(self, token: int) -> str:
+        """Return the text of one token; parts of characters become replacement characters."""
+        return self.bytes_of(token).decode(errors="replace")
 
     def parse_reply(self, tokens: Sequence[int], tools: list[dict[str, object]] | None = None) -> Message:
         """Return the assistant's message of sampled tokens, without the end of its turn. Code points that are not

@@ -1,11 +1,12 @@
 """``/v1/chat/completions``: its requests and its answers, complete or streamed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from whet.base.strict_json import JsonObject
+from whet.chat.renderer import Renderer
 from whet.core.types import Message
 from whet.endpoint.chat_events import ChatEvents
 from whet.endpoint.request import (
@@ -127,7 +128,7 @@ class ChatRequest(OpenAIRequest):
             RequestedSampling(self.temperature, self.top_p, self.top_k, self.min_p, self.seed, stop, strict),
         )
 
-    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, object]:
+    def body(self, answer: Answer, renderer: Renderer) -> dict[str, object]:
         reply = answer.message
         calls = [outgoing(call) for call in reply.get("tool_calls", [])]
         message: JsonObject = {"role": "assistant", "content": reply["content"] or (None if calls else "")}
@@ -143,7 +144,10 @@ class ChatRequest(OpenAIRequest):
         finish = "length" if not answer.complete else "tool_calls" if calls else "stop"
         choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
         if self.logprobs:
-            choice["logprobs"] = {"content": [self._scored(*pair, decode) for pair in _pairs(answer)], "refusal": None}
+            choice["logprobs"] = {
+                "content": [self._scored(*pair, renderer) for pair in _pairs(answer)],
+                "refusal": None,
+            }
         return {
             "id": f"chatcmpl-{answer.id}",
             "object": "chat.completion",
@@ -158,10 +162,9 @@ class ChatRequest(OpenAIRequest):
             },
         }
 
-    def _scored(self, token: int, logprob: float, decode: Callable[[list[int]], str]) -> dict[str, object]:
-        text = decode([token])
-        name = f"token_id:{token}" if self.return_tokens_as_token_ids else text
-        return {"token": name, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+    def _scored(self, token: int, logprob: float, renderer: Renderer) -> dict[str, object]:
+        name = f"token_id:{token}" if self.return_tokens_as_token_ids else renderer.text_of(token)
+        return {"token": name, "logprob": logprob, "bytes": list(renderer.bytes_of(token)), "top_logprobs": []}
 
     def events(self, begun: dict[str, object]) -> ChatEvents:
         return ChatEvents(begun, self.stream_options.include_usage)

@@ -1,12 +1,13 @@
 """``/v1/messages``, Anthropic's API: its requests and its answers, complete or streamed. Here the content of a message
 is a list of blocks; calls are blocks of the assistant, and their results are blocks of the user."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
 from whet.base.strict_json import JsonObject
+from whet.chat.renderer import Renderer
 from whet.core.content import Content, Part, text_of
 from whet.core.types import Message
 from whet.data.messages import read_by
@@ -167,10 +168,10 @@ class MessagesRequest(Conversation, Request):
                 question.sampling.thinking = "off"
         return question
 
-    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> JsonObject:
+    def body(self, answer: Answer, renderer: Renderer) -> JsonObject:
         reason, stop = "max_tokens", None
         if answer.complete:
-            sampled = decode(answer.tokens)
+            sampled = renderer.decode(answer.tokens)
             stop = next((text for text in self.stop_sequences if text in sampled), None)
             reason = "stop_sequence" if stop else "tool_use" if answer.message.get("tool_calls") else "end_turn"
         return {

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from uuid import uuid4
@@ -27,6 +27,7 @@ from pydantic import (
 from whet.base.errors import DataError, WhetError
 from whet.base.strict_json import JsonObject
 from whet.chat.calls import checked_arguments, match_results
+from whet.chat.renderer import Renderer
 from whet.core.content import Content, ImagePart, content_of, text_of
 from whet.core.types import Message, ToolCall
 from whet.data.messages import read_by
@@ -182,8 +183,8 @@ class Request(Body, ABC):
         """Return the question in the request."""
 
     @abstractmethod
-    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, object]:
-        """Return the complete answer as JSON. ``decode`` returns the text of tokens."""
+    def body(self, answer: Answer, renderer: Renderer) -> dict[str, object]:
+        """Return the complete answer as JSON. ``renderer`` gives the text of tokens."""
 
     @abstractmethod
     def events(self, begun: dict[str, object]) -> "Events":

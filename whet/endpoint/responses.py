@@ -1,12 +1,13 @@
 """``/v1/responses``: its requests and its answers, complete or streamed. In this API a conversation is a list of items;
 a reply of the model consists of one or more of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
 from whet.base.strict_json import JsonObject
+from whet.chat.renderer import Renderer
 from whet.core.content import Content
 from whet.core.types import Message
 from whet.endpoint.request import (
@@ -107,7 +108,7 @@ class ResponsesRequest(OpenAIRequest):
         sampling = RequestedSampling(self.temperature, self.top_p, self.top_k, self.min_p, strict=strict_of(self.tools))
         return Question(to_answer(messages), tools or None, self.max_output_tokens, sampling)
 
-    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> JsonObject:
+    def body(self, answer: Answer, renderer: Renderer) -> JsonObject:
         status = "completed" if answer.complete else "incomplete"
         output = list(_items(answer, status))
         if self.return_token_ids:

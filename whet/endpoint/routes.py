@@ -69,7 +69,7 @@ class Routes:
 
     async def _ask(self, kind: type[Request], request: HttpRequest) -> Response:
         responder = self._endpoint.responder(request)
-        decode = self._endpoint.renderer.decode
+        renderer = self._endpoint.renderer
         with contextlib.ExitStack() as counted:
             counted.enter_context(self._endpoint.call(responder))
             call = read(kind, await read_body(request))
@@ -80,8 +80,8 @@ class Routes:
             question = call.question()
             if not call.stream:
                 answer = await _while_connected(request, responder.answer(question, repeated))
-                return JSONResponse(call.body(answer, decode))
-            stream = AnswerStream(call, partial(responder.answer, question, repeated), decode)
+                return JSONResponse(call.body(answer, renderer))
+            stream = AnswerStream(call, partial(responder.answer, question, repeated), renderer)
             try:
                 await _while_connected(request, stream.begun())
             except BaseException:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from whet.chat.renderer import Renderer
 from whet.endpoint.request import Answer, Request, api_error
 from whet.rollouts.watched import Watch
 
@@ -41,12 +42,10 @@ class Progress:
 class AnswerStream(Response):
     """The streamed answer to ``call``. ``answer`` starts the sampling, watched by what it is given."""
 
-    def __init__(
-        self, call: Request, answer: Callable[[Watch], Awaitable[Answer]], decode: Callable[[list[int]], str]
-    ) -> None:
+    def __init__(self, call: Request, answer: Callable[[Watch], Awaitable[Answer]], renderer: Renderer) -> None:
         super().__init__(media_type="text/event-stream")
         self.counted = ExitStack()  # left at the end
-        self._call, self._decode, self._progress = call, decode, Progress()
+        self._call, self._renderer, self._progress = call, renderer, Progress()
         self._answering: asyncio.Task[Answer] = asyncio.ensure_future(_awaited(answer(self._progress.watch)))
 
     async def begun(self) -> None:
@@ -71,7 +70,7 @@ class AnswerStream(Response):
         begun = Answer({"role": "assistant", "content": ""}, [0] * progress.prompt, [], [])
         if answering.done():
             begun = replace(begun, prompt=answering.result().prompt, cached=answering.result().cached)
-        events = self._call.events(self._call.body(begun, self._decode))
+        events = self._call.events(self._call.body(begun, self._renderer))
         for event in events.begin():
             yield event
         try:
@@ -82,7 +81,7 @@ class AnswerStream(Response):
             answer = replace(answering.result(), id=begun.id, created=begun.created)
             for event in events.more(answer.message.get("reasoning_content", ""), str(answer.message["content"])):
                 yield event
-            for event in events.end(self._call.body(answer, self._decode)):
+            for event in events.end(self._call.body(answer, self._renderer)):
                 yield event
         except Exception as error:
             yield events.failed(api_error(error))
