@@ -15,6 +15,7 @@ from whet.fetch.megatron_layout import FAMILIES, to_megatron
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.checkpoint import DefaultSavePlanner
     from transformers import PretrainedConfig
 
 _FORMAT = {
@@ -39,7 +40,7 @@ def write_megatron(tensors: "Mapping[str, Tensor]", config: "PretrainedConfig", 
     """Write a model's Hugging Face tensors, by name, as the folder's checkpoint ``release``, without an iteration or an
     optimizer."""
     import torch
-    from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, save
+    from torch.distributed.checkpoint import FileSystemWriter, save
 
     inner = folder / "release"
     inner.mkdir()
@@ -47,13 +48,34 @@ def write_megatron(tensors: "Mapping[str, Tensor]", config: "PretrainedConfig", 
     for key, tensor in to_megatron(tensors, config):
         named[key] = tensor.contiguous()
         named |= {name: [None] for name in _extra_states(key, tensor)}
-    planner = DefaultSavePlanner(flatten_state_dict=False)
     with warnings.catch_warnings(), _first_cause():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        save(named, storage_writer=FileSystemWriter(inner), planner=planner, no_dist=True)
+        save(named, storage_writer=FileSystemWriter(inner), planner=_planner(), no_dist=True)
         torch.save(_COMMON, inner / "common.pt")
     (inner / FORMAT).write_text(json.dumps(_FORMAT), encoding="utf-8")
     (folder / NEWEST).write_text("release", encoding="utf-8")
+
+
+def _planner() -> "DefaultSavePlanner":
+    """Return a planner that describes tensors as before torch 2.15, which adds their strides: older versions and
+    Megatron Core 0.16 can't read these."""
+    from torch.distributed.checkpoint import DefaultSavePlanner
+    from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
+    from torch.distributed.checkpoint.planner import SavePlan
+
+    class Properties(TensorProperties):
+        def __reduce__(self) -> tuple[object, ...]:
+            return TensorProperties, (), self.__getstate__()[:5]
+
+    class Planner(DefaultSavePlanner):
+        def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+            plans, metadata = super().create_global_plan(all_plans)
+            for stored in metadata.state_dict_metadata.values():
+                if isinstance(stored, TensorStorageMetadata):
+                    stored.properties.__class__ = Properties
+            return plans, metadata
+
+    return Planner(flatten_state_dict=False)
 
 
 @contextmanager

@@ -148,6 +148,8 @@ class _Descriptions(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         import torch
 
+        if (module, name) == (_DESCRIPTIONS[0], "TensorProperties"):
+            return _properties()
         module = "pathlib" if module == "pathlib._local" else module  # as Python 3.13 names it
         if "." not in name and (module in _DESCRIPTIONS or module == "torch" or (module, name) in _ALLOWED):
             value = super().find_class(module, name)
@@ -155,3 +157,14 @@ class _Descriptions(pickle.Unpickler):
             if (module, name) in _ALLOWED or isinstance(value, torch.dtype) or (module != "torch" and plain):
                 return value
         raise WhetError(f"its {METADATA} would load {module}.{name}, which no checkpoint needs; it was not read")
+
+
+def _properties() -> type:
+    """Return the class of a tensor's properties without strides, which torch 2.15 adds and older ones can't read."""
+    from torch.distributed.checkpoint.metadata import TensorProperties
+
+    class Properties(TensorProperties):
+        def __setstate__(self, state: tuple[object, ...]) -> None:
+            super().__setstate__(state[:5])
+
+    return Properties

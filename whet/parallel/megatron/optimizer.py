@@ -73,13 +73,17 @@ class DistributedAdamW(torch.optim.AdamW):
         )
         buffers = {0: self._chunk.buffers, 1: self._chunk.expert_parallel_buffers}  # apart, as if of two models
         self._buffers = buffers[0] + buffers[1]
-        with torch.no_grad(), as_on_a_gpu():  # so that shares are plain tensors, which AdamW updates
+        with as_on_a_gpu():
             settings = OptimizerConfig(optimizer="adam", use_distributed_optimizer=True)
             self._distributed = DistributedOptimizer(
                 made, settings, None, None, [self._chunk], buffers, data, None, 0, 0
             )
+        of_rank = self._distributed.shard_fp32_groups
+        plain = {share: share.detach() for shares in of_rank for share in shares}  # AdamW updates no views of leaves
+        for shares in [*of_rank, *(group["params"] for group in made.param_groups)]:
+            shares[:] = [plain[share] for share in shares]
         self.param_groups, self.state = made.param_groups, made.state
-        of_groups = zip(self._distributed.model_fp32_groups, self._distributed.shard_fp32_groups, strict=True)
+        of_groups = zip(self._distributed.model_fp32_groups, of_rank, strict=True)
         self._shares: dict[Tensor, Tensor] = {
             parameter: share for group in of_groups for parameter, share in zip(*group, strict=True)
         }
