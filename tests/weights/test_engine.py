@@ -108,15 +108,29 @@ class Dead(StandIn):
         raise GeneratorError("the engine died")
 
 
+class Closed(StandIn):
+    """An engine that a router closes, because another request found it dead, while it samples the probe."""
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        return Completion([], [], (0, 0), "aborted")
+
+
+class Silent(StandIn):
+    """An engine that leaves out the token that ends a reply."""
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        return Completion([], [], (1, 1), "stop")
+
+
 class Pair(StandIn):
     """Two engines behind a router, which leaves the dead one out when it is asked for the second time."""
 
-    asked, leaves_out = 0, True
+    asked, leaves_out, other = 0, True, Dead
 
     @asynccontextmanager
     async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list[StandIn]]:
         self.asked += 1
-        dead = [Dead(self.inside)] if self.asked == 1 or not self.leaves_out else []
+        dead = [self.other(self.inside)] if self.asked == 1 or not self.leaves_out else []
         async with super().refit(version, adapter):
             yield [self, *dead]
 
@@ -509,19 +523,20 @@ def test_an_engine_that_never_comes_to_a_collective_is_an_error_at_the_deadline(
 
 
 @pytest.mark.parametrize("leaves_out", [True, False])
+@pytest.mark.parametrize(("other", "error"), [(Dead, "the engine died"), (Closed, "closed while it sampled the probe")])
 def test_an_engine_that_dies_before_it_samples_the_probe_is_left_out(
-    tiny_model: Path, tmp_path: Path, leaves_out: bool
+    tiny_model: Path, tmp_path: Path, leaves_out: bool, other: type[StandIn], error: str
 ) -> None:
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, engine, sync):
             pair = Pair(engine.inside)
-            pair.leaves_out = leaves_out
+            pair.leaves_out, pair.other = leaves_out, other
             if leaves_out:
                 metrics = (await sync.publish(learner, pair, 1)).result()
                 assert metrics["refit/probe_mean"] < 1e-4
                 assert pair.weights_complete
             else:
-                with pytest.raises(GeneratorError, match="replica 2 of 2: the engine died"):
+                with pytest.raises(GeneratorError, match=f"replica 2 of 2: .*{error}"):
                     await sync.publish(learner, pair, 1)
             assert pair.asked == 2
 
@@ -645,6 +660,16 @@ def test_the_probe_notices_a_version_that_the_engine_never_got(
 
             monkeypatch.setattr(engine, "sample", later)
             with pytest.raises(RefitError, match=r"after version 1 was published, the engine .* says that version 7"):
+                await sync.publish(learner, engine, 1)
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_samples_no_token_of_the_probe_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            engine.sample = Silent(engine.inside).sample  # type: ignore[method-assign]
+            with pytest.raises(RefitError, match=r"sampled no token of the probe.* the token that ends a reply, too"):
                 await sync.publish(learner, engine, 1)
 
     asyncio.run(go())

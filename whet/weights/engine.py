@@ -235,6 +235,13 @@ class EngineSync:
         params = SamplingParams(self.config.probe_tokens, seed=0, distribution=self.distribution)
         sampled = await engine.sample(self.text, params, f"probe/{version}")
         completion = check_completion(sampled, self.text, params, engine)
+        if completion.finish_reason == "aborted":
+            raise GeneratorError("the engine was closed while it sampled the probe")
+        if not completion.tokens:
+            raise RefitError(
+                f"after publishing, the engine {type(engine).__name__} sampled no token of the probe, so its log-probs "
+                "can't be compared; it must return the token that ends a reply, too"
+            )
         if completion.cached:
             raise RefitError(
                 f"after publishing, the engine served {completion.cached} tokens of the probe's prompt from a cache "
