@@ -38,6 +38,16 @@ class ClusterConfig(Config, ABC):
         """Return the cluster; nothing is started before the first launch. ``cores``: CPU affinity of the workers on
         this machine, None: unbound. ``models``: number of worker groups that will be launched."""
 
+    @property
+    def separates_models(self) -> bool:
+        """True if each of a run's models has separate cores and GPUs."""
+        return False
+
+    @property
+    def joined(self) -> bool:
+        """True if the run joins it, so that it may have other machines than this one."""
+        return False
+
     def on_gpus(self) -> bool | None:
         """Return whether workers compute on GPUs if allowed; None: if this machine has GPUs."""
         return None
@@ -102,6 +112,14 @@ class RayClusterConfig(ClusterConfig):
         from whet.cluster.ray_cluster import RayCluster
 
         return RayCluster(self, cores, models)
+
+    @property
+    def separates_models(self) -> bool:
+        return self.models == "apart"
+
+    @property
+    def joined(self) -> bool:
+        return self.address is not None
 
     def on_gpus(self) -> bool | None:
         if self.gpus_per_rank is not None:

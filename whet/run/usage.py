@@ -37,7 +37,7 @@ class Usage:
         facts = learners[recipe.algorithm.main_role].facts
         learning, devices = _devices(recipe, facts, len(learners))
         seen = torch.cuda.device_count()
-        if facts.hardware and seen > devices and getattr(recipe.cluster, "address", None) is None:
+        if facts.hardware and seen > devices and not recipe.cluster.joined:
             text = "this run uses %d of the %d GPUs here. To learn on several: cluster=processes parallel.fsdp=%d"
             log.warning(text, devices, seen, seen)
         last = [line.get("time/device_hours") or 0.0 for _, _, line in read_lines(folder / FILE, check_metrics)]
@@ -73,7 +73,7 @@ def _devices(recipe: "Recipe", facts: LearnerFacts, roles: int) -> tuple[int, in
         apart = 0
     if not facts.hardware:
         return 1, 1 + (len(generator.gpus) if apart else 0)
-    learning = facts.ranks * (roles if getattr(recipe.cluster, "models", "") == "apart" else 1)
+    learning = facts.ranks * (roles if recipe.cluster.separates_models else 1)
     return learning, learning + apart
 
 
