@@ -72,8 +72,8 @@ class RolloutSource:
         for task in tasks if player.renderer.images is None else ():
             check_images(player.renderer, task.prompt, f" of task {task.uid}")
         self.order = TaskOrder(len(self.tasks), seed)
-        order = player.blend or config.curriculum
-        self.curriculum: TaskSampler | None = order.sampler_for(self.tasks, seed) if order else None
+        curriculum = player.blend or config.curriculum
+        self.curriculum: TaskSampler | None = curriculum.sampler_for(self.tasks, seed) if curriculum else None
         self.permits = Permits(config.prompts_per_step, config.max_staleness)
         self.version = 0
         self.lost: list[Group] = []  # groups lost to failures while the last step was sampled

@@ -148,7 +148,7 @@ class VllmGeneratorConfig(GeneratorConfig):
     tensor: int = Field(default=1, ge=1)
     """Ranks of each replica: processes that share every matrix and all attention heads, for a model that is too large
     or too slow for one device. It must divide the model's heads."""
-    adapters: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$")], str] = Field(default_factory=dict)
+    adapters: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$")], str] = Field(default={})
     """Frozen LoRA adapters by name, each a folder in peft's form, which judges, simulated users and opponents are asked
     under (``policy:NAME``) in the same engine. Needs ``weights.lora=adapter``."""
     devices: str | None = Field(default=None, min_length=1)

@@ -120,7 +120,7 @@ class ReasoningGym(DrawnTasks):
     named_scores = SCORES
 
     dataset: str
-    settings: JsonObject = Field(default_factory=dict)
+    settings: JsonObject = Field(default={})
     """The generator's settings, except size and seed."""
     train_size: int = Field(default=2000, ge=1, le=MAX_SIZE)
     """Questions to generate. Repeated and held-out questions are dropped."""
