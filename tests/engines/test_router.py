@@ -15,6 +15,7 @@ from whet.base.errors import GeneratorError, RefitError, WhetError
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.router import Router
 from whet.engines.torch.config import TorchGeneratorConfig
+from whet.engines.torch.loading import named_weights
 from whet.run.build import build_generator, build_learner, build_renderer, build_sync
 
 
@@ -129,7 +130,7 @@ def test_every_replica_gets_the_weights_and_proves_it(
             await sync.publish(learner, router, 3)
             assert len(gathered) == 2  # to write them and to prove them, not once for each replica
             assert [one.version for one in router.replicas] == [3, 3]
-            one, two = (dict(each.named_weights()) for each in router.replicas)
+            one, two = (dict(named_weights(each.engine.model)) for each in router.replicas)
             assert all(one[name].equal(two[name]) for name in one)
             opened = router.replicas[1].engine.open()
             honest = opened.load

@@ -32,7 +32,7 @@ from whet.core.types import Distribution
 from whet.engines.base import SamplingParams
 from whet.engines.torch import cached_model
 from whet.engines.torch.generator import TorchGenerator, TorchGeneratorConfig
-from whet.engines.torch.loading import build_engine_model
+from whet.engines.torch.loading import build_engine_model, named_weights
 
 STATES = [tiny_qwen3_5, tiny_granite]  # sampled by transformers' own caches
 MODELS = [tiny_llama, tiny_qwen3, tiny_gemma]
@@ -238,7 +238,7 @@ def test_weights_that_do_not_fit_are_named_and_sampling_is_refused_until_a_compl
 
 def test_a_tied_head_may_come_or_not_but_may_not_differ_from_the_embedding() -> None:
     generator = make(tiny_qwen3)
-    names = dict(generator.named_weights())
+    names = dict(named_weights(generator.engine.model))
     assert "lm_head.weight" not in names
     state = {name: tensor.clone() for name, tensor in tiny_qwen3(seed=5).state_dict().items()}
     assert "lm_head.weight" in state
@@ -347,7 +347,7 @@ def bytes_of(generator: TorchGenerator) -> int:
 @pytest.mark.parametrize(("model", "dtype"), grid([*EVERY, tiny_qwen3_moe], ["float32", "bfloat16"]))
 def test_asleep_before_new_weights_it_holds_none(model: Callable[..., PreTrainedModel], dtype: str) -> None:
     generator = make(model, dtype)
-    weights = [(name, tensor.clone()) for name, tensor in generator.named_weights()]
+    weights = [(name, tensor.clone()) for name, tensor in named_weights(generator.engine.model)]
 
     async def body() -> None:
         before = await generator.sample(PROMPT, SamplingParams(20), "s")

@@ -17,6 +17,7 @@ from tests.weights.test_engine import TRANSPORTS, StandIn, Write
 from tests.weights.test_in_process import learn_something
 from whet.base.errors import ConfigError, RefitError
 from whet.core.types import Distribution
+from whet.engines.torch.loading import named_weights
 from whet.run.build import build_generator, build_learner, build_renderer
 from whet.weights.buffers import BufferWriter
 from whet.weights.config import WeightSyncConfig
@@ -106,7 +107,7 @@ def test_after_the_first_time_only_the_adapter_travels(tiny_model: Path, tmp_pat
                 assert engine.under_adapter
                 assert metrics["refit/probe_mean"] < 1e-4
                 assert metrics["refit/unread"] == 0
-                held = dict(engine.inside.named_weights())
+                held = dict(named_weights(engine.inside.engine.model))
                 for name, tensor in await weights_of(learner):
                     if name in held:
                         torch.testing.assert_close(held[name], tensor)

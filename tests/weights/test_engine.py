@@ -24,6 +24,7 @@ from whet.core.types import Distribution
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.router import Router
 from whet.engines.torch.generator import TorchGenerator
+from whet.engines.torch.loading import named_weights
 from whet.run.build import build_generator, build_learner, build_renderer
 from whet.weights.buffers import BufferWriter
 from whet.weights.collective import BroadcastWriter, join
@@ -83,7 +84,7 @@ class StandIn:
         self.came |= {name: tensor.clone() for name, tensor in named}
 
     def finish(self) -> list[str]:
-        missing = [name for name, _ in self.inside.named_weights() if name not in self.came]
+        missing = [name for name, _ in named_weights(self.inside.engine.model) if name not in self.came]
         if not missing:
             self.replace(self.came)
         return missing
@@ -97,7 +98,7 @@ class StandIn:
         return tensor
 
     def read_back(self, name: str, columns: list[int]) -> Tensor | None:
-        held = dict(self.inside.named_weights()).get(name)
+        held = dict(named_weights(self.inside.engine.model)).get(name)
         return held[:, columns] if held is not None and columns else held
 
 
@@ -227,7 +228,7 @@ def test_what_the_learner_learned_arrives(tiny_model: Path, tmp_path: Path, tran
             assert metrics["refit/probe_mean"] < (1e-4 if dtype == "float32" else 0.25)
             assert metrics["refit/unread"] == 0
             assert metrics["refit/seconds"] > 0
-            held = dict(engine.inside.named_weights())
+            held = dict(named_weights(engine.inside.engine.model))
             for name, tensor in await weights_of(learner):
                 assert name not in held or torch.equal(held[name], tensor.to(held[name].dtype))
         assert not list(tmp_path.glob("whet-weights-*"))
@@ -612,7 +613,7 @@ def test_a_layer_that_computes_with_old_weights_is_named(
         async with parts(tiny_model, tmp_path) as (learner, engine, sync):
             await sync.publish(learner, engine, 0)
             name = "model.layers.0.self_attn.o_proj.weight"
-            old = dict(engine.inside.named_weights())[name].clone()
+            old = dict(named_weights(engine.inside.engine.model))[name].clone()
             await learn_something(learner)
             honest = engine.read_back
             monkeypatch.setattr(engine, "read_back", lambda n, c: old[:, c] if n == name else honest(n, c))

@@ -17,6 +17,7 @@ from whet.config import load
 from whet.core.batch import Batch
 from whet.core.types import Group, Span, Task
 from whet.engines.torch.engine_model import OpenEngine
+from whet.engines.torch.loading import named_weights
 from whet.losses.composite import PolicyLoss
 from whet.run.build import build_generator, build_learner, build_renderer
 from whet.run.recipe import Recipe
@@ -55,7 +56,7 @@ def test_what_the_learner_learned_arrives(tiny_model: Path, tmp_path: Path) -> N
             metrics = (await sync.publish(learner, generator, 1)).result()
             assert generator.version == 1
             assert metrics["refit/probe_mean"] < 1e-4
-            held = dict(generator.named_weights())
+            held = dict(named_weights(generator.engine.model))
             for name, tensor in await weights_of(learner):
                 assert name not in held or torch.equal(held[name], tensor)
 
@@ -109,7 +110,7 @@ def test_what_is_overwritten_after_it_arrived_is_noticed(
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, generator, sync):
             honest = OpenEngine.check_complete
-            tensor = dict(generator.named_weights())["model.layers.0.self_attn.q_proj.weight"]
+            tensor = dict(named_weights(generator.engine.model))["model.layers.0.self_attn.q_proj.weight"]
 
             def spoilt(model: OpenEngine) -> None:
                 honest(model)
@@ -146,7 +147,7 @@ def test_the_probe_notices_what_a_digest_of_the_parameters_cannot(
             await sync.publish(learner, generator, 0)
             honest = OpenEngine.score_decode
             if fault == "stale weights":
-                held = [(name, tensor.clone()) for name, tensor in generator.named_weights()]
+                held = [(name, tensor.clone()) for name, tensor in named_weights(generator.engine.model)]
                 await learn_something(learner)
                 load = OpenEngine.load
                 monkeypatch.setattr(OpenEngine, "load", lambda model, named: load(model, held))

@@ -9,12 +9,11 @@ request in flight and every later one fails with its error.
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from whet.base.errors import ConfigError, DeadlineError, RefitError, WhetError
 from whet.base.lazy import torch_dtype
@@ -25,7 +24,6 @@ from whet.engines.torch.decoder import Counters, Decoder, Request
 from whet.engines.torch.engine_model import OpenEngine
 from whet.engines.torch.guesses import Guesser
 from whet.engines.torch.in_flight import InFlight, Outcome, engine_error
-from whet.engines.torch.loading import named_weights
 from whet.metrics import Metrics
 from whet.processes.compute import COMPUTE, compute
 from whet.processes.machine import bind
@@ -282,10 +280,6 @@ class TorchGenerator:
             incomplete = self._unusable()
             self._in_flight.report([(request, incomplete) for request in waiting if incomplete is not None])
         await self.resume(version)
-
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the engine's tensors under their Hugging Face names; a head tied to the embedding is not repeated."""
-        return named_weights(self.engine.model)
 
     async def close(self) -> None:
         """Return the requests in flight with their tokens so far and finish reason ``aborted``."""
