@@ -241,11 +241,14 @@ class Run:
         PROGRESS.where = self._step(step + 1)
         crash_point("step.done")
         if stopping:
-            folder = shlex.quote(str(self.folder))
-            text = f"step {step} of {steps} is saved. Resume with: whet resume {folder}"
-            if step == steps:
-                text = f"step {step} of {steps} is saved, without its evaluation. Evaluate with: whet eval {folder}"
-            raise Stopped(stopping, self.stop.why, text)
+            raise Stopped(stopping, self.stop.why, self._saved(step))
+
+    def _saved(self, step: int) -> str:
+        """Return what a user reads when a run stops after a step."""
+        saved, folder = f"step {step} of {self.recipe.steps} is saved", shlex.quote(str(self.folder))
+        if step == self.recipe.steps:
+            return f"{saved}, without its evaluation. Evaluate with: whet eval {folder}"
+        return f"{saved}. Resume with: whet resume {folder}"
 
     async def _call_on_step(self, on_step: OnStep, step: int, values: dict[str, object]) -> None:
         """Call the user's function. Its exception, with a note, ends the run."""
