@@ -38,6 +38,9 @@ def start(recipe: WithSteps, folder: Path, stop: object = None) -> Path:
         raise RuntimeError("the disk is on fire")
     if recipe.name == "refuse":
         raise WhetError("no such model: give model=...")
+    if recipe.name == "interrupt early":
+        raise KeyboardInterrupt
+    (folder / "recipe.yaml").touch()
     if recipe.name == "interrupt":
         raise KeyboardInterrupt
     if recipe.name == "wait":  # and be slow to stop, and to exit

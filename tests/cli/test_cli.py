@@ -286,6 +286,8 @@ def test_debug_shows_the_traceback_in_any_position(folder):
 def test_an_interrupt_says_how_to_resume(folder):
     result = whet("train", "r.yaml", "name=interrupt", cwd=folder)
     assert (result.returncode, result.stderr) == (130, "interrupted. Resume with: whet resume runs/one\n")
+    early = whet("train", "r.yaml", "name=interrupt early", "--folder", "two", cwd=folder)
+    assert (early.returncode, early.stderr) == (130, "interrupted.\n"), "there is no recipe yet to resume"
 
 
 @contextmanager
@@ -318,8 +320,8 @@ def test_other_signals_end_a_command_like_an_interrupt(folder, sent, code):
         process.send_signal(sent)
         said = process.communicate(timeout=60)[1]
     assert (process.returncode, said) == (code, f"ended by {sent.name}. Resume with: whet resume runs/one\n")
-    assert half_written
-    assert not list((folder / "runs/one").iterdir())
+    assert len(half_written) == 2
+    assert [path.name for path in (folder / "runs/one").iterdir()] == ["recipe.yaml"]
 
 
 @pytest.mark.parametrize("module", ["typer", "whet.cli.main", "whet.run.recipe"])

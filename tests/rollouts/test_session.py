@@ -268,7 +268,9 @@ def test_a_prompt_that_is_too_long_says_how_many_tools_it_describes() -> None:
     renderer, settings = renderer_of("Kimi K2"), Sampling(max_prompt_tokens=500, max_new_tokens=30)
     generator: Any = Counting()
     tools = [{"type": "function", "function": {"name": f"add_{number}", "parameters": {}}} for number in range(200)]
-    for told, given in (("with 200 tools described has", tools), ("prompt has", None)):
+    for told, given in (
+        ("with 200 tools described has", tools), ("with 1 tool described has", tools[:1]), ("prompt has", None),
+    ):  # fmt: skip
         with pytest.raises(PromptTooLong, match=rf"{told} .*sampling\.max_prompt_tokens = 500"):
             run(Session(Recording(generator, renderer, settings, "s", seed=1)).reply([user("add " * 1000)], given))
     assert generator.prompts == []

@@ -225,6 +225,9 @@ def test_commands_travel_encrypted_beyond_loopback(tmp_path: Path) -> None:
 def test_settings_that_cannot_work_are_named(server: RuntimeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="not the address of a server"):
         Remote(url="node7")
+    for file, why in (("/no/such.pem", "No such file"), (__file__, "NO_CERTIFICATE")):
+        with pytest.raises(ConfigError, match=rf"^runtime.certificate = {file}: .*{why}.*; name a file with"):
+            Remote(url="https://127.0.0.1:9", certificate=file).check()
     with pytest.raises(ConfigError, match=r"runtime.url: the server .* refuses open \(HTTP 400\): limits.memory_mib"):
         Remote(url=server.url, limits=ShellLimits(memory_mib=300)).check()
     monkeypatch.setenv("WHET_SHELLS_TOKEN", "wrong")

@@ -179,7 +179,8 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second interrupt would only cut this message short
         # CPython exits by the signal if an interrupt ended the exec of a string; another exec resets that.
         exec("")
-        resume = f" Resume with: whet resume {session.run}" if session.run and session.run.exists() else ""
+        begun = session.run is not None and os.path.exists(session.run / "recipe.yaml")
+        resume = f" Resume with: whet resume {session.run}" if begun else ""
         by = session.signals[0] if session.signals else None
         how = "interrupted" if by is None else f"ended by {by.name}"
         return _say(f"{how}.{resume}{_report(session)}{_again(session)}", 128 + by if by else INTERRUPTED)

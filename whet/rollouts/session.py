@@ -282,7 +282,7 @@ class Session:
                 return tokens
         if recording.usage.turns:  # a history that an agent has rewritten
             raise LimitReached("tokens")
-        described = f" with {len(tools)} tools described" if tools else ""
+        described = f" with {len(tools)} tool{'s' * (len(tools) > 1)} described" if tools else ""
         count = len(tokens) if tokens else f"over {most}"
         raise PromptTooLong(
             f"{recording.name}: the prompt{described} has {count} tokens, more than "

@@ -80,8 +80,18 @@ class Remote(RuntimeKind):
         """The token. Raises ``ConfigError`` if the environment variable holds none."""
         return key_in(self.token_env, "runtime.token_env", "the token that whet shells printed") or ""
 
+    def tls(self) -> ssl.SSLContext:
+        """Return the context for TLS. Raises ``ConfigError`` for a certificate that can't be read."""
+        try:
+            return ssl.create_default_context(cafile=self.certificate)
+        except OSError as error:
+            raise ConfigError(
+                f"runtime.certificate = {self.certificate}: {error}; name a file with the certificate of the "
+                "authority, as PEM"
+            ) from None
+
     def check(self) -> None:
-        _ = self.token
+        _ = self.token, self.tls()
         try:
             runtime = self.open()
         except WhetError as problem:
@@ -174,9 +184,7 @@ def _connected(settings: Remote) -> http.client.HTTPConnection:
     host, port = parts.hostname or "", parts.port
     try:
         connection = (
-            http.client.HTTPSConnection(
-                host, port, timeout=_CONNECT_S, context=ssl.create_default_context(cafile=settings.certificate)
-            )
+            http.client.HTTPSConnection(host, port, timeout=_CONNECT_S, context=settings.tls())
             if parts.scheme == "https"
             else http.client.HTTPConnection(host, port, timeout=_CONNECT_S)
         )
