@@ -20,8 +20,9 @@ from tests.learner.parts import (
     worker,
 )
 from tests.toy import toy_recipe
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, WhetError
 from whet.config import SettingsError
+from whet.learner.state import load_weights
 from whet.models.config import LoraSettings
 
 VARIANTS = [
@@ -44,6 +45,19 @@ def test_the_published_weights_are_those_of_the_trained_model(qwen: Any, lora: L
     own = copy.deepcopy(learner.model)
     merged: Any = own.merge_and_unload()  # type: ignore[operator]
     assert_close(dict(merged.state_dict()), sent, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("change", [{"alpha": 12.0}, {"rank_stabilized": True}, {"quantize": "nf4"}], ids=str)
+def test_settings_that_no_tensor_shows_are_compared(qwen: Any, tmp_path: Any, change: dict[str, Any]) -> None:
+    lora = LoraSettings(rank=4, alpha=6.0)
+    worker(qwen, lora=lora, precision="float32").state.save(tmp_path)
+    other = lora.model_copy(update=change)
+    says = rf"saved with model\.lora\.{next(iter(change))} = (6.0|False|None), not "
+    with pytest.raises(WhetError, match=says):
+        worker(qwen, lora=other, precision="float32").state.load(tmp_path)
+    with pytest.raises(WhetError, match=says):
+        load_weights(tmp_path, other.unseen)
+    assert load_weights(tmp_path, lora.unseen)
 
 
 @every_variant

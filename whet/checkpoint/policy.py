@@ -39,7 +39,12 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig", name: str = "") -
         raise CheckpointError(f"{checkpoint.folder} has no policy{f' {name!r}' if name else ''}; it has {others}")
     model: Any = load_model(config, dtype=torch.float32, train=True)
     dequantize(model)
-    copy_into(model, load_weights(path), path, partial=config.lora is not None)
+    copy_into(
+        model,
+        load_weights(path, None if config.lora is None else config.lora.unseen),
+        path,
+        partial=config.lora is not None,
+    )
     return model.eval()
 
 

@@ -36,7 +36,7 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> "PreTrainedModel":
     from whet.models.quantized import dequantize
 
     path = folder / ROLE
-    tensors = load_weights(path)
+    tensors = load_weights(path, None if config.lora is None else config.lora.unseen)
     head = tensors.pop(HEAD, None)
     if head is None:
         raise CheckpointError(f"{path} has no {HEAD}, so this version can't read it as a reward model")

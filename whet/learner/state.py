@@ -54,6 +54,7 @@ class Progress:
     skipped_in_a_row: int = 0
     optimizer: str = "adamw"  # its type
     groups: list[JsonObject] = field(default_factory=list)  # what it has changed in its parameter groups
+    adapter: JsonObject = field(default_factory=dict)  # LoRA's ``unseen`` settings; empty in older files
 
 
 class LearnerState:
@@ -128,6 +129,7 @@ class LearnerState:
         everywhere = names if self._ranks is None else names.union(*self._ranks.all_gather(names))
         with fail_together(self._ranks, "loading"):
             progress = _read_facts(folder)
+            _check_adapter(folder, progress, self.progress.adapter)
             stored = described(folder)
             states: dict[str, dict[str, Any]] = {}
             of_optimizer = any(progress.groups) or any("/" in name for name in stored)
@@ -157,6 +159,7 @@ class LearnerState:
         if self._config.matmul_precision != "auto":
             progress.matmul_precision = self._config.matmul_precision
         torch.set_float32_matmul_precision(progress.matmul_precision)
+        progress.adapter = self.progress.adapter
         self.progress = progress
 
     def _facts(self) -> dict[str, Any]:
@@ -240,8 +243,11 @@ class LearnerState:
                 )
 
 
-def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the whole tensors of a saved learner, without its optimizer's."""
+def load_weights(folder: Path, adapter: JsonObject | None = None) -> dict[str, Tensor]:
+    """Return the whole tensors of a saved learner, without its optimizer's. Raises ``WhetError`` if its adapter was
+    trained with others than these ``unseen`` settings of LoRA."""
+    if adapter is not None:
+        _check_adapter(folder, _read_facts(folder), adapter)
     stored = {name: tensor for name, tensor in described(folder).items() if "/" not in name}
     weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in stored.items()}
     fill(weights, folder)
@@ -255,6 +261,15 @@ class _Saving:
     folder: Path
     facts: dict[str, Any]
     written: Future[None]
+
+
+def _check_adapter(folder: Path, saved: Progress, adapter: JsonObject) -> None:
+    for name in saved.adapter.keys() & adapter.keys():
+        if saved.adapter[name] != adapter[name]:
+            raise WhetError(
+                f"{folder} was saved with model.lora.{name} = {saved.adapter[name]}, not {adapter[name]}: its adapter "
+                "would compute something else. Use the setting that it was saved with"
+            )
 
 
 def _read_facts(folder: Path) -> Progress:

@@ -85,7 +85,12 @@ class LearnerWorker:
         if config.optimizer is not None and config.optimizer.groups:
             self.module.measure()  # some parameters may be frozen now
         products = set_matmul_precision(config.learner, self.device, self.ranks)
-        progress = Progress(products, optimizer=config.optimizer.type if config.optimizer else "adamw")
+        lora = config.model.lora
+        progress = Progress(
+            products,
+            optimizer=config.optimizer.type if config.optimizer else "adamw",
+            adapter=lora.unseen if lora is not None else {},
+        )
         self.state = LearnerState(self.module, self.optimizer, progress, config.learner, self.ranks, made_to_train)
         self.profiler: Profiler | None = None
         self.balance: Balance | None = None

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from whet.base.extras import require
+from whet.base.strict_json import JsonObject
 from whet.config import Config
 from whet.config.base import within
 from whet.fetch import smollm2
@@ -41,6 +42,11 @@ class LoraSettings(Config):
     def scaled_alpha(self) -> float:
         """The alpha for which alpha / rank is the scale of B A."""
         return self.alpha * self.rank**0.5 if self.rank_stabilized else self.alpha
+
+    @property
+    def unseen(self) -> JsonObject:
+        """The settings that change what A and B compute and that their names and shapes don't show."""
+        return {name: self.value_of(name) for name in ("alpha", "rank_stabilized", "quantize")}
 
     @model_validator(mode="after")
     def _fits_experts(self) -> "LoraSettings":
