@@ -138,6 +138,11 @@ def test_arguments_of_the_chat_template_reach_the_renderer(tmp_path):
         prompt("template_arguments.messages=[]")
 
 
+def test_tools_whose_results_are_never_read_are_warned_of() -> None:
+    found = [load(Recipe, "quickstart", [f"sampling.max_turns={n}", "data={type: calculator}"]) for n in (1, 2)]
+    assert ["max_turns = 1, and data has tools" in " ".join(each.value.warnings()) for each in found] == [True, False]
+
+
 def test_a_recipe_without_a_sandbox_is_warned_of() -> None:
     found = [load(Recipe, "quickstart", ["data={type: code, sandbox: " + one + "}"]) for one in ("none", "required")]
     assert ["with your rights" in " ".join(loaded.value.warnings()) for loaded in found] == [True, False]

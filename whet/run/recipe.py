@@ -260,4 +260,9 @@ class Recipe(Config):
             texts.append(UNPROTECTED)
         if self.sampling.temperature == 0:
             texts.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
+        if self.sampling.max_turns == 1 and isinstance(self.data, TaskSet) and self.data.calls_tools:
+            texts.append(
+                "sampling.max_turns = 1, and data has tools: an episode ends with its first call, whose result is "
+                "never read; set sampling.max_turns to the calls of a task and its answer, such as 4"
+            )
         return texts

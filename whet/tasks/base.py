@@ -230,6 +230,8 @@ class TaskSet(Data, Environments[D], ABC):
     """The scores of an episode by name, of which a recipe may use names; without any, those names are not checked."""
     named_roles: ClassVar[tuple[str, ...]] = ()
     """The roles of a training episode, if it has several that different policies can play."""
+    calls_tools: ClassVar[bool] = False
+    """True if the model calls tools, so that an episode takes several replies."""
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task[D]]:

@@ -9,7 +9,7 @@ The errors of tools are results for the model; see ``whet/tools/toolbox.py``.
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Generic
+from typing import Annotated, Any, ClassVar, Generic
 
 from whet.base.errors import ConfigError
 from whet.base.extras import require
@@ -31,6 +31,8 @@ from whet.tools.toolbox import COUNTS, Toolbox, ToolLimits
 class ToolTasks(TaskSet[D], Generic[D], ABC):
     """Base of task sets whose episodes call tools. Subclasses define ``tasks``, ``state`` and ``score``, and ``gold``
     if they know a solution."""
+
+    calls_tools: ClassVar[bool] = True
 
     system: str | None = None
     """The system message of tasks whose prompt begins with none."""
