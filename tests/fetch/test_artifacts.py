@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.toy import toy_settings, write_settings
+from whet.base.digests import digest
 from whet.base.errors import ConfigError
-from whet.base.files import digest
 from whet.config import RecipeError, load
 from whet.fetch.artifacts import artifact_folder, names_of, register
 from whet.fetch.model import check_model, fetch_model

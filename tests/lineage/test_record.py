@@ -10,9 +10,9 @@ import whet as whet_api
 from tests.forks import whet
 from tests.rows import write_rows
 from tests.toy import read_settings, toy_recipe, toy_settings, write_settings
-from whet.base import files as digests
+from whet.base import digests
+from whet.base.digests import digest, sha256, unchanged
 from whet.base.errors import DataError
-from whet.base.files import digest, sha256, unchanged
 from whet.config import dump_yaml, load
 from whet.lineage.exports import of_answers
 from whet.lineage.reading import inputs_of, record_run

@@ -9,8 +9,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.toy import toy_recipe
+from whet.base.digests import digest
 from whet.base.errors import ConfigError
-from whet.base.files import digest
 from whet.cli.main import main
 from whet.lineage.record import Record, Session
 from whet.metrics.sinks.jsonl import read_metrics

@@ -12,8 +12,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests.toy import Lowercase, toy_recipe, write_recipe
+from whet.base.digests import digest
 from whet.base.errors import ConfigError
-from whet.base.files import digest
 from whet.cli.main import main
 from whet.core.types import Episode, Span, Task, Trajectory
 from whet.fetch.artifacts import register

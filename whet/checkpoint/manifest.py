@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from whet.base.digests import sha256
 from whet.base.errors import WhetError
-from whet.base.files import sha256, sync_folder
+from whet.base.files import sync_folder
 from whet.config import Config
 
 FILE = "manifest.json"

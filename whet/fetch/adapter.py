@@ -10,9 +10,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from whet.base.digests import digest
 from whet.base.errors import WhetError
 from whet.base.extras import extra
-from whet.base.files import digest, expanded, replacing
+from whet.base.files import expanded, replacing
 from whet.base.progress import PROGRESS
 from whet.fetch.casting import cast_model
 from whet.fetch.download import cache_folder, filling

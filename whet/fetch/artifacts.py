@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from whet.base.digests import unchanged
 from whet.base.errors import ConfigError
-from whet.base.files import error_context, expanded, sync_folder, unchanged
+from whet.base.files import error_context, expanded, sync_folder
 from whet.config.issues import did_you_mean
 
 PREFIX = "artifact:"

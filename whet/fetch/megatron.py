@@ -17,8 +17,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet.base.digests import digest
 from whet.base.errors import WhetError
-from whet.base.files import digest, replacing
+from whet.base.files import replacing
 from whet.base.progress import PROGRESS
 from whet.fetch.download import cache_folder, filling
 from whet.fetch.megatron_layout import FAMILIES, from_megatron, is_weight

@@ -4,8 +4,9 @@ answers."""
 import logging
 from pathlib import Path
 
+from whet.base.digests import digest
 from whet.base.errors import WhetError
-from whet.base.files import append, digest
+from whet.base.files import append
 from whet.lineage.record import FILE, Input, Record, Session, read_record
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,9 @@ records of the folders nearby."""
 from collections.abc import Iterable
 from pathlib import Path
 
+from whet.base.digests import digest
 from whet.base.errors import ConfigError, DataError
-from whet.base.files import digest, expanded
+from whet.base.files import expanded
 from whet.lineage.exports import exports_of
 from whet.lineage.reading import model_files
 from whet.lineage.record import Input, Record, maker_of, read_record

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_origin
 
+from whet.base.digests import digest
 from whet.base.errors import DataError, WhetError
-from whet.base.files import digest, expanded
+from whet.base.files import expanded
 from whet.config import Config
 from whet.data.base import Data
 from whet.data.files import data_files

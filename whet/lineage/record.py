@@ -23,8 +23,9 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationError
 
+from whet.base.digests import unchanged
 from whet.base.errors import DataError
-from whet.base.files import unchanged, write_atomically
+from whet.base.files import write_atomically
 from whet.config import Config
 from whet.config.tree import from_plain
 from whet.config.validation import issues_of

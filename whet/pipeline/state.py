@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from whet.base.digests import sha256
 from whet.base.errors import ConfigError
 from whet.base.files import write_atomically
 from whet.base.strict_json import JsonObject
 from whet.config.typed import check_types
-from whet.prep.manifest import sha256
 
 FILE = "pipeline.json"
 

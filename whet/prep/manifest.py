@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from whet.base.digests import sha256
 from whet.base.errors import DataError
-from whet.base.files import sha256, write_atomically
+from whet.base.files import write_atomically
 from whet.base.strict_json import JsonObject
 from whet.config.typed import check_types
 

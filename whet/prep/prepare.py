@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet import __version__
+from whet.base.digests import sha256
 from whet.base.errors import DataError
-from whet.base.files import check_writable, replacing, sha256, write_atomically
+from whet.base.files import check_writable, replacing, write_atomically
 from whet.base.progress import PROGRESS
 from whet.base.strict_json import JsonObject
 from whet.config.issues import did_you_mean

@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from whet.base.digests import sha256
 from whet.base.errors import DataError
-from whet.base.files import replacing, sha256
+from whet.base.files import replacing
 from whet.base.seeds import derive_seed
 from whet.base.strict_json import JsonObject
 from whet.core.content import image_urls

@@ -23,8 +23,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from whet import __version__
+from whet.base.digests import sha256
 from whet.base.errors import ConfigError, DeadlineError
-from whet.base.files import error_context, sha256, write_atomically
+from whet.base.files import error_context, write_atomically
 from whet.fetch.download import cache_folder
 
 log = logging.getLogger(__name__)

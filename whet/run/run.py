@@ -11,8 +11,9 @@ from pathlib import Path
 
 from whet.algorithms.base import OnlineAlgorithm
 from whet.base.closing import Closing
+from whet.base.digests import unchanged
 from whet.base.errors import ConfigError, DataError, GeneratorError, WorkerError
-from whet.base.files import remove_leftovers, unchanged, write_atomically
+from whet.base.files import remove_leftovers, write_atomically
 from whet.base.progress import PROGRESS
 from whet.base.strict_json import JsonObject
 from whet.chat.renderer import Renderer
