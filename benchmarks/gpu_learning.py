@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from whet.core.batch import Batch, ModelOutput
 from whet.core.types import Episode, Group, Span, Task, Trajectory
-from whet.learner.config import OptimizerConfig
 from whet.learner.model import LearnerModel
 from whet.learner.optimizer import build_optimizer
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.optimizer_state import pieces
 from whet.learner.precision import bf16_residual_stream, use_float8
 from whet.models import tiled_logprobs

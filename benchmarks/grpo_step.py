@@ -35,7 +35,8 @@ from whet.core.batch import Batch
 from whet.core.types import Group, Task
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.generator import TorchGenerator
-from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.config import LearnerConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.models.config import ModelConfig
 from whet.processes.compute import compute, run_computing
 from whet.rollouts.config import RolloutConfig

@@ -22,8 +22,9 @@ from whet.base.errors import ConfigError, WhetError
 from whet.cluster.processes import ProcessCluster
 from whet.config import load
 from whet.core.batch import Batch
-from whet.learner.config import LearnerConfig, OptimizerConfig, Precision, WorkerConfig
+from whet.learner.config import LearnerConfig, Precision, WorkerConfig
 from whet.learner.learner import WorkerLearner
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.losses.weighted import SFTLoss
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig

@@ -28,7 +28,7 @@ from whet.algorithms.presets import (
     SAPO,
 )
 from whet.core.batch import Batch
-from whet.learner.config import OptimizerConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.rollouts.filters import DynamicSampling
 
 Surrogate = Callable[[Plain, PlainOutput, PlainOutput], list[float]]

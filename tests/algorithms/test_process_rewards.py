@@ -17,7 +17,7 @@ from whet.base.errors import ConfigError, DataError
 from whet.config import SettingsError
 from whet.core.batch import Batch
 from whet.core.types import Group
-from whet.learner.config import OptimizerConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.models.config import ModelConfig
 
 

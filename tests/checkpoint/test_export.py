@@ -21,7 +21,8 @@ from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.rounding import kept_share, warn_of_rounding
 from whet.checkpoint.store import CheckpointStore
 from whet.config import dump_yaml
-from whet.learner.config import LearnerConfig, OptimizerConfig, ParameterGroup, WorkerConfig
+from whet.learner.config import LearnerConfig, WorkerConfig
+from whet.learner.optimizer_config import OptimizerConfig, ParameterGroup
 from whet.learner.worker import LearnerWorker
 from whet.lineage.record import Record, Session
 from whet.metrics.sinks.jsonl import encode_line

@@ -23,7 +23,8 @@ from whet.config import dump_yaml
 from whet.core.batch import Batch
 from whet.core.types import Group, Message, Task
 from whet.data.rows import judged
-from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
+from whet.learner.config import LearnerConfig, WorkerConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.worker import LearnerWorker
 from whet.losses.reward_model import sequence_scores
 from whet.models.config import LoraSettings, ModelConfig

@@ -11,7 +11,8 @@ from whet.core.packing import pack
 from whet.diagnose.activations import activation_bytes, layer_bytes, model_size
 from whet.diagnose.layout import lay_out
 from whet.diagnose.memory import learner_memory, resident
-from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
+from whet.learner.config import LearnerConfig, WorkerConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.worker import LearnerWorker
 from whet.losses.weighted import SFTLoss
 from whet.models.config import ModelConfig

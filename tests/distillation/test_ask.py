@@ -22,8 +22,9 @@ from whet.cluster.local import LocalCluster
 from whet.core.batch import Batch
 from whet.core.types import Distribution, Group, Span, Task, Trajectory
 from whet.distillation.retokenize import retokenize
-from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
+from whet.learner.config import LearnerConfig, WorkerConfig
 from whet.learner.learner import WorkerLearner
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.models.config import ModelConfig
 
 TEMPERATE = Distribution(temperature=0.8)

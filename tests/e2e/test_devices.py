@@ -119,7 +119,8 @@ def test_the_moments_come_back_as_they_were(tiny_model: Path, tmp_path: Path) ->
     """On a CPU nothing moves; what is checked is that nothing is lost."""
     import torch
 
-    from whet.learner.config import OptimizerConfig, WorkerConfig
+    from whet.learner.config import WorkerConfig
+    from whet.learner.optimizer_config import OptimizerConfig
     from whet.models.config import ModelConfig
 
     worker = LearnerWorker(WorkerConfig(model=ModelConfig(path=str(tiny_model)), optimizer=OptimizerConfig()))

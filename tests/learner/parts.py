@@ -14,8 +14,9 @@ from whet.config import Config
 from whet.core.batch import Batch, ModelOutput, Output
 from whet.core.packing import MicroBatch, pack
 from whet.core.types import Group
-from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
+from whet.learner.config import LearnerConfig, WorkerConfig
 from whet.learner.learner import computed
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.worker import LearnerWorker
 from whet.losses.base import Unit
 from whet.metrics import Metrics

@@ -9,8 +9,8 @@ from torch import nn
 from tests.tiny import tiny_llama
 from tests.toy import toy_recipe
 from whet.base.errors import ConfigError
-from whet.learner.config import OptimizerConfig
 from whet.learner.optimizer import build_optimizer
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.precision import _fits, use_float8
 
 

@@ -9,7 +9,7 @@ from tests.groups import group
 from tests.learner.parts import VOCABULARY, whole, worker
 from whet.algorithms.prime import ProcessRewards
 from whet.core.batch import Batch
-from whet.learner.config import OptimizerConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.losses.implicit_reward import ImplicitReward
 
 GOOD = 7  # an answer is right if it holds this token

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.learner.parts import PolicyGradient, assert_close, cut, gradients, some_batch, weights, whole, worker
-from whet.learner.config import OptimizerConfig
 from whet.learner.optimizer import build_optimizer, learning_rate
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.optimizer_state import make_moments
 
 

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from tests.learner.parts import PolicyGradient, assert_same, cut, published, some_batch, weights, whole, worker
 from tests.toy import toy_recipe
 from whet.base.errors import ConfigError, WhetError
-from whet.learner.config import OptimizerConfig, ParameterGroup
 from whet.learner.optimizer import build_optimizer
+from whet.learner.optimizer_config import OptimizerConfig, ParameterGroup
 from whet.models.config import LoraSettings
 
 TYPES: list[dict[str, Any]] = [

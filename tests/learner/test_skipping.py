@@ -5,8 +5,8 @@ import torch
 
 from tests.learner.parts import Poisoned, PolicyGradient, assert_same, cut, some_batch, weights, whole, worker
 from whet.base.errors import WhetError
-from whet.learner.config import OptimizerConfig
 from whet.learner.dump import read_dump
+from whet.learner.optimizer_config import OptimizerConfig
 
 pytestmark = pytest.mark.usefixtures("learner_type")
 

@@ -20,7 +20,7 @@ from tests.learner.parts import (
     worker,
 )
 from whet.base.errors import WhetError
-from whet.learner.config import OptimizerConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.models.config import LoraSettings
 
 pytestmark = pytest.mark.usefixtures("learner_type")

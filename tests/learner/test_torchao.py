@@ -18,7 +18,7 @@ from tests.learner.parts import (
 )
 from tests.tiny import tiny_qwen3
 from whet.base.errors import WhetError
-from whet.learner.config import OptimizerConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.precision import use_float8
 
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'whet[torchao]'")

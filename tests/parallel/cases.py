@@ -21,7 +21,8 @@ from whet.core.batch import Batch
 from whet.core.packing import MicroBatch, pack
 from whet.core.types import Distribution, Span
 from whet.learner.base import LearnerFacts, Top
-from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
+from whet.learner.config import LearnerConfig, WorkerConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.worker import LearnerWorker
 from whet.models.config import LoraSettings, ModelConfig, Vision
 from whet.models.families import PICTURE

@@ -8,7 +8,7 @@ from tests.parallel.cases import Case, build_errors
 from tests.parallel.comparing import check, tables
 from tests.parallel.ranks import on_ranks
 from tests.parallel.saving import assert_passes_through_one_rank, folders, resume
-from whet.learner.config import ELEMENTWISE
+from whet.learner.optimizer_config import ELEMENTWISE
 
 MUON = {"optimizer": {"type": "muon"}}
 PLAIN = {"optimizer": {"type": "muon", "settings": {"nesterov": False, "adjust_lr_fn": "original"}}}

@@ -36,8 +36,9 @@ from whet.core.batch import Batch, ModelOutput
 from whet.core.packing import pack
 from whet.core.types import Distribution
 from whet.learner.base import Top
-from whet.learner.config import LearnerConfig, OptimizerConfig, WorkerConfig
+from whet.learner.config import LearnerConfig, WorkerConfig
 from whet.learner.learner import WorkerLearner
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.worker import LearnerWorker
 from whet.models.config import LoraSettings, ModelConfig
 from whet.parallel.config import ParallelConfig

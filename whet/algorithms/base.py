@@ -19,7 +19,8 @@ from whet.config import Config
 from whet.core.batch import Batch, Output
 from whet.core.types import Group, Weighting
 from whet.data.base import Data
-from whet.learner.config import Head, OptimizerConfig
+from whet.learner.config import Head
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig

@@ -17,9 +17,9 @@ from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import extra
 from whet.config.component import ComponentError, import_path
 from whet.config.typed import check_type
-from whet.learner.config import OptimizerConfig, ParameterGroup
 from whet.learner.model import LearnerModel
 from whet.learner.muon import build_muon
+from whet.learner.optimizer_config import OptimizerConfig, ParameterGroup
 from whet.learner.whole_matrices import WholeMatrices
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import local

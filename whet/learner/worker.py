@@ -22,7 +22,7 @@ from whet.core.batch import Batch, ModelOutput, Output
 from whet.core.packing import MicroBatch
 from whet.learner.balance import Balance
 from whet.learner.base import CONSTANT, LearnerFacts, RankUpdate, Top
-from whet.learner.config import OUTPUTS, OptimizerConfig, WorkerConfig
+from whet.learner.config import OUTPUTS, WorkerConfig
 from whet.learner.dump import read_dump
 from whet.learner.memory import computing, loading, optimizing
 from whet.learner.model import LearnerModel, build_model
@@ -34,6 +34,7 @@ from whet.learner.optimizer import (
     scale_gradients,
     set_rate,
 )
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.optimizer_state import make_moments, move_moments
 from whet.learner.passes import forward, forward_backward, measure, seeded_dropout
 from whet.learner.precision import set_matmul_precision, with_precision

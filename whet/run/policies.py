@@ -11,7 +11,7 @@ from whet.chat.template_file import ChatTemplate
 from whet.config import Component, Config
 from whet.config.issues import did_you_mean
 from whet.engines.config import GENERATORS, GONE, GeneratorConfig
-from whet.learner.config import OptimizerConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.models.config import ModelConfig
 from whet.rollouts.filters import FILTERS, BestAndWorst, OverlongShaping
 from whet.rollouts.rewards import Score

@@ -19,7 +19,8 @@ from whet.data.base import ROWS, Data
 from whet.data.rows import Rows
 from whet.endpoint.config import EndpointConfig
 from whet.engines.config import GENERATORS, GONE, GeneratorConfig
-from whet.learner.config import LearnerConfig, OptimizerConfig, ProfileConfig
+from whet.learner.config import LearnerConfig, ProfileConfig
+from whet.learner.optimizer_config import OptimizerConfig
 from whet.losses.composite import PolicyLoss
 from whet.losses.off_policy import TIS
 from whet.metrics.sinks import SinkConfig
