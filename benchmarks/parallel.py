@@ -25,7 +25,7 @@ from whet.core.batch import Batch
 from whet.learner.config import LearnerConfig, Precision, WorkerConfig
 from whet.learner.learner import WorkerLearner
 from whet.learner.optimizer_config import OptimizerConfig
-from whet.losses.weighted import SFTLoss
+from whet.losses.sft import SFTLoss
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
 from whet.run.recipe import Recipe

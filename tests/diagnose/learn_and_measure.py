@@ -14,7 +14,7 @@ from whet.diagnose.memory import learner_memory, resident
 from whet.learner.config import LearnerConfig, WorkerConfig
 from whet.learner.optimizer_config import OptimizerConfig
 from whet.learner.worker import LearnerWorker
-from whet.losses.weighted import SFTLoss
+from whet.losses.sft import SFTLoss
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
 from whet.parallel.config import ParallelConfig

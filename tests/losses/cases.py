@@ -18,9 +18,9 @@ from whet.losses.kl import KL
 from whet.losses.policy_gradient import CISPOClip, GSPOClip, PPOClip, Reinforce
 from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 from whet.losses.reward_model import BradleyTerry, ScoreRegression
+from whet.losses.sft import SFTLoss
 from whet.losses.trust_region import DPPOMask, GMPOClip, KLCovPenalty, SAPOGate
 from whet.losses.value import ValueLoss
-from whet.losses.weighted import SFTLoss
 
 Oracle = Callable[[Plain, PlainOutput, PlainOutput], list[float]]
 

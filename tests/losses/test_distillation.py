@@ -22,7 +22,7 @@ from whet.losses.distillation import (
     OnPolicyDistillationLoss,
     Reverse,
 )
-from whet.losses.weighted import SFTLoss
+from whet.losses.sft import SFTLoss
 
 FORMS = [
     DistillationLoss(divergence=divergence, tail=tail)

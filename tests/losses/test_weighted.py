@@ -10,7 +10,8 @@ from tests.losses.batches import fill, random_groups
 from tests.reference.plain import plain
 from whet.base.errors import DataError
 from whet.core.batch import Batch, ModelOutput
-from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, log1mexp, mean_per_sequence, token_metrics
+from whet.losses.tensors import bounded_exp, log1mexp, mean_per_sequence
+from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
 from whet.metrics import Metrics
 
 

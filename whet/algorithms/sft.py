@@ -7,7 +7,7 @@ from whet.algorithms.registry import AnyLoss
 from whet.data.base import Data
 from whet.data.rows import SupervisedRows
 from whet.losses.base import Unit
-from whet.losses.weighted import SFTLoss
+from whet.losses.sft import SFTLoss
 
 
 class SFT(Algorithm):

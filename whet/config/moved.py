@@ -26,7 +26,7 @@ _MOVED = {
         "generators.vllm_guard=guard generators.vllm_model=model generators.vllm_processes=processes "
         "generators.vllm_speculative=config engines.vllm.speculative=config generators.vllm_worker=worker"
     ),
-    "whet.losses": "losses.supervised=weighted losses.divergences=distillation",
+    "whet.losses": "losses.supervised=sft losses.divergences=distillation",
     "whet.models.attention": (
         "models.forest_attention=forest models.dense_attention=dense models.varlen_attention=varlen "
         "models.row_attention=row models.flex_attention=flex models.bins=layout models.attention_choice=choice "

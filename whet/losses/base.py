@@ -68,7 +68,7 @@ DIVERGENCES = {
 LOSSES = {
     "policy": "whet.losses.composite:PolicyLoss",
     "value": "whet.losses.value:ValueLoss",
-    "sft": "whet.losses.weighted:SFTLoss",
+    "sft": "whet.losses.sft:SFTLoss",
     "dpo": "whet.losses.preference:DPOLoss",
     "simpo": "whet.losses.preference:SimPOLoss",
     "orpo": "whet.losses.preference:ORPOLoss",

@@ -18,7 +18,8 @@ from whet.losses.base import CORRECTIONS, SURROGATES, Unit
 from whet.losses.kl import KL
 from whet.losses.off_policy import Correction, mismatch
 from whet.losses.policy_gradient import PolicyGradient, PPOClip
-from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, old_logprobs, token_metrics, weighted_means
+from whet.losses.tensors import bounded_exp, old_logprobs
+from whet.losses.weighted import WeightedLoss, at_trained, token_metrics, weighted_means
 from whet.metrics import Metrics
 
 

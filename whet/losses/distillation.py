@@ -16,7 +16,8 @@ from whet.base.lazy import Tensor, torch
 from whet.config import Component, Config
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import DIVERGENCES
-from whet.losses.weighted import WeightedLoss, at_trained, log1mexp, token_metrics
+from whet.losses.tensors import log1mexp
+from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
 from whet.metrics import Metrics
 
 

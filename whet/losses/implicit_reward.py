@@ -11,7 +11,8 @@ from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import Unit
-from whet.losses.weighted import WeightedLoss, weighted_means, won
+from whet.losses.tensors import won
+from whet.losses.weighted import WeightedLoss, weighted_means
 from whet.metrics import Metrics
 
 

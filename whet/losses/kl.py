@@ -9,7 +9,8 @@ from pydantic import Field
 
 from whet.base.lazy import Tensor
 from whet.core.batch import Batch, ModelOutput
-from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, old_logprobs, token_metrics
+from whet.losses.tensors import bounded_exp, old_logprobs
+from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
 from whet.metrics import Metrics
 
 Estimator = Literal["k1", "k2", "k3"]

@@ -17,7 +17,8 @@ from whet.base.lazy import Tensor
 from whet.config import Config
 from whet.core.batch import Batch
 from whet.losses.base import Unit
-from whet.losses.weighted import at_trained, bounded_exp, mean_per_sequence, token_metrics
+from whet.losses.tensors import bounded_exp, mean_per_sequence
+from whet.losses.weighted import at_trained, token_metrics
 from whet.metrics import Metrics
 
 MISMATCH = "mismatch/token_mult_prob_error"

@@ -15,14 +15,8 @@ from whet.base.lazy import Tensor, torch
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import Unit
 from whet.losses.kl import kl_metrics
-from whet.losses.weighted import (
-    WeightedLoss,
-    at_trained,
-    bounded_exp,
-    mean_per_sequence,
-    old_logprobs,
-    token_metrics,
-)
+from whet.losses.tensors import bounded_exp, mean_per_sequence, old_logprobs
+from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
 from whet.metrics import Metrics
 
 

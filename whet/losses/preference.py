@@ -18,7 +18,8 @@ from whet.config import Component
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import FORMS, Unit
 from whet.losses.dpo_forms import Form, Sigmoid
-from whet.losses.weighted import WeightedLoss, log1mexp, mean_per_sequence, weighted_means, won
+from whet.losses.tensors import log1mexp, mean_per_sequence, won
+from whet.losses.weighted import WeightedLoss, weighted_means
 from whet.metrics import Metrics
 
 

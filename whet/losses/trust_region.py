@@ -11,7 +11,8 @@ from whet.base.lazy import Tensor, torch
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import Unit
 from whet.losses.policy_gradient import PolicyGradient, policy_metrics
-from whet.losses.weighted import at_trained, bounded_exp, mean_per_sequence, old_logprobs
+from whet.losses.tensors import bounded_exp, mean_per_sequence, old_logprobs
+from whet.losses.weighted import at_trained
 from whet.metrics import Metrics
 
 _TINY = 1e-8  # added to probabilities before their logarithm, as the authors of DPPO do

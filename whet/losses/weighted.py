@@ -1,5 +1,4 @@
-"""The base of all losses: a value per token, summed with the batch's weights. There is no other normaliser. And the
-simplest loss, of supervised fine-tuning.
+"""The base of all losses: a value per token, summed with the batch's weights. There is no other normaliser.
 
 Weight 0 times inf is nan, and so is its gradient. So a model's output at untrained tokens is replaced by 0 before
 anything is computed from it (``at_trained``), not after.
@@ -19,9 +18,6 @@ from whet.core.in_place import unchanged
 from whet.losses.base import Unit
 from whet.metrics import Metrics
 from whet.processes.user_code import place_of, place_of_user
-
-EXPONENT_LIMIT = 20.0
-"""Log-ratios are clamped to +-20 before ``exp``; outside this range the gradient is 0 instead of infinite."""
 
 
 class WeightedLoss(Config, ABC):
@@ -62,11 +58,13 @@ class WeightedLoss(Config, ABC):
 
 
 def _checked(loss: WeightedLoss, returned: object, batch: Batch) -> tuple[Tensor, Metrics]:
+    place = place_of(type(loss), "per_token")
     match returned:
-        case torch.Tensor(), Metrics() as metrics if "loss" in metrics:
-            place = place_of(type(loss), "per_token")
-            raise DataError(f"{place} gives a metric the name 'loss', which the loss itself has: choose another name")
         case torch.Tensor() as values, Metrics() as metrics if values.shape == (len(batch),):
+            if "loss" in metrics:
+                raise DataError(
+                    f"{place} gives a metric the name 'loss', which the loss itself has: choose another name"
+                )
             return values, metrics
         case torch.Tensor() as values, Metrics():
             what = f"values of the shape {list(values.shape)}"
@@ -75,8 +73,8 @@ def _checked(loss: WeightedLoss, returned: object, batch: Batch) -> tuple[Tensor
         case _:
             what = f"a {type(returned).__name__}"
     raise DataError(
-        f"{place_of(type(loss), 'per_token')} must return a tensor with a value for each of the batch's {len(batch)} "
-        f"tokens, and Metrics(), not {what}"
+        f"{place} must return a tensor with a value for each of the batch's {len(batch)} tokens, and Metrics(), not "
+        f"{what}"
     )
 
 
@@ -90,28 +88,6 @@ def at_trained(batch: Batch, column: Tensor) -> Tensor:
         )
     trained = batch.trained if column.ndim == 1 else batch.trained.unsqueeze(1)
     return torch.where(trained, column, torch.zeros_like(column))
-
-
-def old_logprobs(output: ModelOutput, batch: Batch) -> Tensor:
-    """Return the log-probs under the weights at the start of the step, detached, 0 where untrained: the batch's or, in
-    the first update, which needs none, the model's. [N]"""
-    source = output.logprobs if batch.old_logprobs is None else batch.old_logprobs
-    return at_trained(batch, source.detach())
-
-
-def bounded_exp(exponent: Tensor) -> Tensor:
-    """Return ``exp`` of the exponent clamped to +-``EXPONENT_LIMIT``, which can't overflow."""
-    return exponent.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp()
-
-
-def log1mexp(x: Tensor) -> Tensor:
-    """Return log(1 - exp(x)) for x < 0, accurate near 0. [*] -> [*]"""
-    return torch.log(-torch.expm1(x))
-
-
-def mean_per_sequence(batch: Batch, column: Tensor) -> Tensor:
-    """Return the mean over each sequence's trained tokens, 0 for a sequence without any. [N] -> [S]"""
-    return batch.per_sequence(column) / batch.trained_per_sequence.clamp(min=1).to(column.device)
 
 
 @no_grad
@@ -154,20 +130,3 @@ def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str
         return metrics
 
     return Metrics().later(torch.stack(sums_and_bounds), record)
-
-
-def won(margin: Tensor) -> Tensor:
-    """Return 1 where the margin is above 0 and 0.5 for a tie, so that a model without a preference has accuracy 0.5.
-    [*] -> [*]"""
-    return (margin > 0) + 0.5 * (margin == 0)
-
-
-class SFTLoss(WeightedLoss):
-    """-lp over the trained tokens. The loss mask is set when rows are turned into trajectories."""
-
-    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        nll = -at_trained(batch, output.logprobs)
-        means = {"nll": nll}
-        if output.entropy is not None:
-            means["entropy"] = output.entropy
-        return nll, token_metrics(batch, means)
