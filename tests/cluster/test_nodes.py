@@ -216,7 +216,7 @@ async def test_a_lost_node_is_an_error_that_names_the_rank(nodes: Any) -> None:
     node = nodes.add_node(num_cpus=8, include_dashboard=False)
     group = joined(nodes, cpus_per_rank=8, gpus_per_rank=0).launch(Placed, CounterConfig(), Placement())
     await group.call("node")
-    working = asyncio.create_task(group.call("add", 1, 60.0, deadline=60.0))
+    working = asyncio.create_task(group.call("add", 1, 60.0))
     await asyncio.sleep(1.0)
     await asyncio.to_thread(nodes.remove_node, node, allow_graceful=False)
     with pytest.raises(WorkerError, match=r"Placed\.add failed because rank 0 of 1 \(pid \d+ on node [\d.]+\) is gone"):

@@ -5,7 +5,9 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from whet.base.errors import DeadlineError, WhetError
 from whet.cluster.base import Cluster, Placement, RankInfo, WorkerGroup
+from whet.cluster.group import LinkedGroup
 from whet.config import Config
 
 
@@ -83,6 +86,18 @@ async def working_at_a_gate(group: WorkerGroup, folder: Path) -> asyncio.Task[li
     return call
 
 
+@contextmanager
+def deadline(group: WorkerGroup, seconds: float) -> Iterator[None]:
+    """Give calls that begin in the block another deadline: the first call of a group waits for processes."""
+    assert isinstance(group, LinkedGroup)
+    placement = group.placement
+    group.placement = replace(placement, deadline=seconds)
+    try:
+        yield
+    finally:
+        group.placement = placement
+
+
 class ClusterContract:
     @in_event_loop
     async def test_a_call_reaches_every_rank_and_answers_in_order(self, cluster: Cluster) -> None:
@@ -147,10 +162,13 @@ class ClusterContract:
         group = cluster.launch(Counter, CounterConfig(), Placement(deadline=30.0))
         await group.call("where")
         while not (tmp_path / "began").exists():  # a call that was abandoned before it began never runs
-            with pytest.raises(DeadlineError, match=r"Counter\.add_at_a_gate .* 0\.05 s"):
-                await group.call("add_at_a_gate", 1, str(tmp_path), deadline=0.05)
-        with pytest.raises(DeadlineError, match=r"Counter\.where .*still busy with add_at_a_gate"):
-            await group.call("where", deadline=0.05)
+            with deadline(group, 0.05), pytest.raises(DeadlineError, match=r"Counter\.add_at_a_gate .* 0\.05 s"):
+                await group.call("add_at_a_gate", 1, str(tmp_path))
+        with (
+            deadline(group, 0.05),
+            pytest.raises(DeadlineError, match=r"Counter\.where .*still busy with add_at_a_gate"),
+        ):
+            await group.call("where")
         (tmp_path / "gate").touch()
         assert await group.call("add", 0) == [1]
         await group.close()
@@ -159,8 +177,8 @@ class ClusterContract:
     async def test_a_call_abandoned_before_it_began_never_runs(self, cluster: Cluster, tmp_path: Path) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement())
         first = await working_at_a_gate(group, tmp_path)
-        with pytest.raises(DeadlineError):
-            await group.call("add", 100, deadline=0.05)
+        with deadline(group, 0.05), pytest.raises(DeadlineError):
+            await group.call("add", 100)
         (tmp_path / "gate").touch()
         assert await first == [1]
         assert await group.call("add", 0) == [1]
@@ -172,8 +190,9 @@ class ClusterContract:
         lead = group.lead("add", 10, until="where")
         assert [await lead.call("add", number) for number in (1, 2)] == [1, 3]
         of_all = asyncio.create_task(group.call("add", 0))
-        with pytest.raises(DeadlineError, match=r"Counter\.thread did not begin .* 0\.05 s, because add was not ended"):
-            await group.call("thread", deadline=0.05)
+        not_begun = r"Counter\.thread did not begin .* 0\.05 s, because add was not ended"
+        with deadline(group, 0.05), pytest.raises(DeadlineError, match=not_begun):
+            await group.call("thread")
         assert not of_all.done()
         assert await lead.end() == (0, 3, 0, 3)
         assert await of_all == [3, 10, 10]

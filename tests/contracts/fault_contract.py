@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.workers import Choir, Talker, alive
-from tests.contracts.cluster_contract import Counter, CounterConfig, in_event_loop
+from tests.contracts.cluster_contract import Counter, CounterConfig, deadline, in_event_loop
 from whet.base.errors import DeadlineError, WorkerError
 from whet.cluster.base import Cluster, Placement
 from whet.processes.machine import threads_per_rank
@@ -37,7 +37,7 @@ class FaultContract:
         group = cluster.launch(Choir, CounterConfig(), Placement(ranks=2, deadline=120.0))
         pids = [pid for pid, _ in await group.call("thread")]
         with pytest.raises(WorkerError, match=rf"Choir\.total_unless .* rank 1 of 2 \(pid {pids[1]} on .* is gone: "):
-            await group.call("total_unless", 1, "dies", deadline=60.0)
+            await group.call("total_unless", 1, "dies")
         with pytest.raises(WorkerError, match=rf"Choir\.{method} .* rank 1 of 2"):
             await group.call(method, *(1, "dies") * (method == "total_unless"))
         await group.close()
@@ -47,8 +47,9 @@ class FaultContract:
     async def test_a_frozen_rank_runs_into_the_deadline_and_is_ended_by_close(self, cluster: Cluster) -> None:
         group = cluster.launch(Choir, CounterConfig(), Placement(ranks=2, deadline=120.0))
         pids = [pid for pid, _ in await group.call("thread")]
-        with pytest.raises(DeadlineError, match=rf"Choir\.total_unless .* 2 s on rank 0 of 2 \(pid {pids[0]} on"):
-            await group.call("total_unless", 0, "freezes", deadline=2.0)
+        late = rf"Choir\.total_unless .* 2 s on rank 0 of 2 \(pid {pids[0]} on"
+        with deadline(group, 2.0), pytest.raises(DeadlineError, match=late):
+            await group.call("total_unless", 0, "freezes")
         await group.close()
         assert eventually(lambda: not any(map(alive, pids)))
 
@@ -57,7 +58,7 @@ class FaultContract:
         group = cluster.launch(Choir, CounterConfig(), Placement(ranks=2, deadline=120.0))
         pids = [pid for pid, _ in await group.call("thread")]
         with pytest.raises(RuntimeError, match=r"Stubborn: out of luck") as caught:
-            await group.call("total_unless", 0, "fails", deadline=600.0)
+            await group.call("total_unless", 0, "fails")
         await group.close()
         assert f"in Choir.total_unless on rank 0 of 2 (pid {pids[0]} on " in str(caught.value.__cause__)
         assert "raise Stubborn" in str(caught.value.__cause__)
@@ -79,7 +80,7 @@ class FaultContract:
         lead = group.lead("follow", 2, until="end")
         assert await lead.call("sum") == 3.0
         with pytest.raises(WorkerError, match=r"Choir\.sum failed because rank 2 of 3 \(pid .* is gone: "):
-            await lead.call("sum", deadline=60.0)
+            await lead.call("sum")
         await group.close()
 
     @in_event_loop

@@ -19,7 +19,7 @@ class Placement:
 
     ranks: int = 1
     ranks_per_shard: int = 1  # ranks that hold parts of one model replica: they get the same shard of the data
-    deadline: float = 1800.0  # seconds that a call may take, by default
+    deadline: float = 1800.0  # seconds that a call may take
     devices: int = 1  # devices per rank, with as many shares of cores
 
     def __post_init__(self) -> None:
@@ -51,8 +51,8 @@ class RankInfo:
 class WorkerGroup(Protocol):
     """Workers that are called together.
 
-    Every call has a deadline in seconds (the placement's by default), counted from the call. A worker runs one call at
-    a time, in the order of the calls. The first exception of a worker is raised in the caller, unchanged; a worker that
+    Every call has the placement's deadline, counted from the call. A worker runs one call at a time, in the order of
+    the calls. The first exception of a worker is raised in the caller, unchanged; a worker that
     died raises ``WorkerError`` with its rank, which takes precedence over errors of other ranks that it caused. A call
     that exceeds its deadline raises ``DeadlineError`` with the method and the ranks; a method that has begun can't be
     stopped and may still end later, but not after ``close``.
@@ -61,13 +61,11 @@ class WorkerGroup(Protocol):
     @property
     def placement(self) -> Placement: ...
 
-    async def call(self, method: str, *args: object, deadline: float | None = None) -> list[Any]:
+    async def call(self, method: str, *args: object) -> list[Any]:
         """Call the method on every rank; return the results by rank."""
         ...
 
-    async def scatter(
-        self, method: str, shards: Sequence[object], *args: object, deadline: float | None = None
-    ) -> list[Any]:
+    async def scatter(self, method: str, shards: Sequence[object], *args: object) -> list[Any]:
         """Call ``method(shard, *args)`` with one shard per data-parallel rank; return one result for each, in order:
         that of the shard's first rank. The others send none."""
         ...
@@ -87,11 +85,11 @@ class Lead(Protocol):
     """Calls of the first rank of a group, while all other ranks are in one call that follows them. An error of any rank
     is raised, as by a group; then the lead is abandoned."""
 
-    async def call(self, method: str, *args: object, deadline: float | None = None) -> Any:
+    async def call(self, method: str, *args: object) -> Any:
         """Call the method on the first rank; return its result."""
         ...
 
-    async def end(self, deadline: float | None = None) -> Any:
+    async def end(self) -> Any:
         """Call ``until`` on the first rank; return its result when the other ranks have ended, too."""
         ...
 

@@ -39,13 +39,11 @@ class LinkedGroup:
         self._lead: LinkedLead | None = None  # the last one
         self._ranks = [_Rank(f"{worker.__name__}-{rank}", link) for rank, link in enumerate(links)]
 
-    async def call(self, method: str, *args: object, deadline: float | None = None) -> list[object]:
+    async def call(self, method: str, *args: object) -> list[object]:
         self.check_open(method)
-        return await self._run(self._to_all(method, args), deadline)
+        return await self._run(self._to_all(method, args), self.placement.deadline)
 
-    async def scatter(
-        self, method: str, shards: Sequence[object], *args: object, deadline: float | None = None
-    ) -> list[object]:
+    async def scatter(self, method: str, shards: Sequence[object], *args: object) -> list[object]:
         self.check_open(method)
         if len(shards) != self.placement.shards:
             raise ValueError(
@@ -53,7 +51,7 @@ class LinkedGroup:
             )
         each, turn = self.placement.ranks_per_shard, threading.Semaphore()
         calls = [Call(method, (shard, *args), each, True, turn) for shard in shards]
-        results = await self._run([call for call in calls for _ in range(each)], deadline)
+        results = await self._run([call for call in calls for _ in range(each)], self.placement.deadline)
         return results[::each]
 
     def lead(self, method: str, *args: object, until: str) -> "LinkedLead":
@@ -81,9 +79,6 @@ class LinkedGroup:
         if self._closed:
             raise WhetError(f"{self._name}.{method} was called after the group was closed")
 
-    def seconds(self, deadline: float | None) -> float:
-        return self.placement.deadline if deadline is None else deadline
-
     def busy(self) -> list[str | None]:
         """Return the method that each rank runs now."""
         return [rank.busy for rank in self._ranks]
@@ -105,8 +100,8 @@ class LinkedGroup:
     def _to_all(self, method: str, args: tuple[object, ...]) -> list[Call]:
         return [Call(method, args, self.placement.ranks)] * self.placement.ranks
 
-    async def _run(self, calls: list[Call], deadline: float | None) -> list[object]:
-        method, seconds = calls[0].method, self.seconds(deadline)
+    async def _run(self, calls: list[Call], seconds: float) -> list[object]:
+        method = calls[0].method
         while (lead := self._lead) is not None and not lead.over.done():
             if not (await asyncio.wait([lead.over], timeout=seconds))[0]:
                 raise DeadlineError(
@@ -168,9 +163,9 @@ class LinkedLead:
         for wait in self._followers.values():
             wait.add_done_callback(self._note)
 
-    async def call(self, method: str, *args: object, deadline: float | None = None) -> Any:
+    async def call(self, method: str, *args: object) -> Any:
         self._group.check_open(method)
-        seconds, busy = self._group.seconds(deadline), self._group.busy()
+        seconds, busy = self._group.placement.deadline, self._group.busy()
         first = _sent(self._first, Call(method, args, 1))
         either: list[asyncio.Future[Any]] = [first, self._failed]
         await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -179,9 +174,9 @@ class LinkedLead:
         await self._group.check(method, {0: first} | self._followers, [0], seconds, busy)
         return first.result()
 
-    async def end(self, deadline: float | None = None) -> Any:
+    async def end(self) -> Any:
         self._group.check_open(self._until)
-        seconds, busy = self._group.seconds(deadline), self._group.busy()
+        seconds, busy = self._group.placement.deadline, self._group.busy()
         waits = {0: self._end()} | self._followers
         await asyncio.wait(waits.values(), timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         await self._group.check(self._until, waits, waits, seconds, busy)
