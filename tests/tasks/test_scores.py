@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.tasks.built_in import BUILT_IN
+from whet.algorithms.gdpo import GDPOAdvantage
+from whet.algorithms.presets import GDPO
 from whet.base.errors import DataError
 from whet.config import load
 from whet.config.issues import RecipeError
@@ -134,3 +136,11 @@ LENGTH = "{type: length, free: 5, limit: 9}"
 )
 def test_scores_that_there_can_be_are_accepted(changes: list[str]) -> None:
     load(Recipe, "quickstart", changes)
+
+
+@pytest.mark.parametrize("path", ["components={format: 1.0}", "components.format=1.0"])
+def test_gdpo_learns_from_the_components_of_a_recipe_alone(path: str) -> None:
+    algorithm = load(Recipe, "quickstart", ["algorithm=gdpo", f"algorithm.advantage.{path}"]).value.algorithm
+    assert algorithm.estimator == GDPOAdvantage(components={"format": 1.0})
+    assert GDPO.estimator == GDPOAdvantage()
+    assert GDPOAdvantage().weights == {"correct": 1.0}

@@ -48,7 +48,7 @@ task. With a constant divisor, an answer's log-prob is a sum over its tokens."""
 REINFORCE_PLUS_PLUS = GRPO(advantage=ReinforcePlusPlusAdvantage(group_baseline=True))
 """REINFORCE++ (arXiv 2501.03262): the variant for several answers per task."""
 
-GDPO = GRPO(advantage=GDPOAdvantage(components={"correct": 1.0}))
+GDPO = GRPO(advantage=GDPOAdvantage())
 """GDPO (arXiv 2601.05242): list the scores of your task set in ``advantage.components``."""
 
 MAX_RL = GRPO(advantage=MaxRLAdvantage())

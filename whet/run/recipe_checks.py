@@ -178,9 +178,7 @@ def _problems_of_scores(recipe: "Recipe") -> Iterator[str]:
         shaped = ["overlong" for each in within(recipe.algorithm) if isinstance(each, OverlongShaping)]
         for advantage in within(recipe.algorithm):
             if isinstance(advantage, GDPOAdvantage):
-                named += [
-                    ("components of GDPO", name, (*declared, *composed, *shaped)) for name in advantage.components
-                ]
+                named += [("components of GDPO", name, (*declared, *composed, *shaped)) for name in advantage.weights]
         for setting, name, choices in named:
             if declared and name not in choices:
                 kind, names = kind_name(type(part.taskset)), ", ".join(choices)
