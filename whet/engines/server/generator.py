@@ -11,13 +11,12 @@ server to return, and samples after the next refit.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
+from whet.base.errors import ConfigError, GeneratorError, RefitError, WhetError
 from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.server.client import Api, Client, RefusedError, Sampled, check_tokenizer
@@ -25,6 +24,7 @@ from whet.engines.server.config import RemoteConfig
 from whet.engines.server.folder import WeightFolder
 from whet.engines.server.sglang_api import SglangApi
 from whet.engines.server.vllm_api import VllmApi
+from whet.engines.watchdog import Watchdog
 from whet.fetch.images import opaque
 from whet.metrics import Metrics
 
@@ -64,10 +64,10 @@ class ServerGenerator:
         self._starting = asyncio.Lock()
         self._settled = asyncio.Event()  # set while no refit is in progress
         self._settled.set()
-        self._paused = self._closed = False
+        self._closed = False
         self._next = 0  # the version of the refit in progress
         self._loaded = -1  # the version that the server loaded last
-        self._progress = time.monotonic()  # time of the server's last answer
+        self._watchdog = Watchdog(config.deadline)  # an answer is progress
         self._in_flight = set[asyncio.Task[Sampled]]()
         self._metrics = Metrics()
 
@@ -101,7 +101,7 @@ class ServerGenerator:
         """See ``StreamingEngine``: as many tokens at a time as the server sends."""
 
         def receive(tokens: list[int]) -> None:
-            self._progress = time.monotonic()
+            self._watchdog.reset()
             sampled(tokens)
 
         return await self._sample(prompt, params, receive)
@@ -117,18 +117,14 @@ class ServerGenerator:
         api, oldest = await self._started(), self.version
         salt = self._label(self.version) if self.config.on_refit == "keep" else None
         if not self._in_flight:
-            self._progress = time.monotonic()  # an idle server has no answers
+            self._watchdog.reset()  # an idle server has no answers
         sent, with_sent = prompt, params
         if params.images:
             sent, with_sent = await asyncio.to_thread(self._marked, prompt, params)
         task = asyncio.ensure_future(api.generate(sent, with_sent, limit, salt, sampled))
         self._in_flight.add(task)
         try:
-            while not task.done():
-                left = self._progress + self.config.deadline - time.monotonic()
-                patience = self.config.deadline if self._paused or left <= 0 else left
-                if not (await asyncio.wait({task}, timeout=patience))[0]:
-                    self._check_progress()
+            await self._watchdog.wait(task, f"the server {self.url} has given no answer")
             if task.cancelled() and self._closed:
                 return Completion([], [], (oldest, self.version), "aborted")
             return self._completion(prompt, params, oldest, task.result())
@@ -154,7 +150,7 @@ class ServerGenerator:
         return tokens, replace(params, images=tuple(map(opaque, urls)))
 
     def _completion(self, prompt: list[int], params: SamplingParams, oldest: int, answer: Sampled) -> Completion:
-        self._progress = time.monotonic()
+        self._watchdog.reset()
         if answer.finish not in ("stop", "length", "aborted") or len(answer.tokens) != len(answer.logprobs):
             raise GeneratorError(
                 f"the server {self.url} gave {len(answer.tokens)} tokens, {len(answer.logprobs)} log-probs and the "
@@ -182,20 +178,12 @@ class ServerGenerator:
             )
         return int(number)
 
-    def _check_progress(self) -> None:
-        idle = time.monotonic() - self._progress
-        if not self._paused and idle >= self.config.deadline:
-            raise DeadlineError(
-                f"the server {self.url} has given no answer for {idle:.0f} s (generator.deadline is "
-                f"{self.config.deadline:g} s)"
-            )
-
     # Pauses and weights
 
     async def pause(self) -> None:
         """Return once the server is between steps and stays there."""
         api = await self._started()
-        self._paused = True
+        self._watchdog.paused = True
         await api.pause(self.config.on_refit == "keep")
 
     async def resume(self, version: int) -> None:
@@ -207,8 +195,8 @@ class ServerGenerator:
             raise GeneratorError(f"the server {self.url} has weights {label!r} instead of version {version}")
         await api.resume(clear=self.config.on_refit == "recompute")
         self.version = version
-        self._progress = time.monotonic()
-        self._paused = False
+        self._watchdog.reset()
+        self._watchdog.paused = False
 
     @asynccontextmanager
     async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["ServerGenerator"]]:
@@ -287,7 +275,7 @@ class ServerGenerator:
         if tasks:
             await asyncio.wait(tasks)
         api, client = self._api, self._client
-        if api is not None and self._paused:
+        if api is not None and self._watchdog.paused:
             with suppress(WhetError, TimeoutError):
                 await asyncio.wait_for(api.resume(clear=False), _CLOSING)
         if client is not None:

@@ -6,16 +6,14 @@ current step; while paused no step uses weights or rows. Every wait has the conf
 request in flight and every later one fails with its error.
 """
 
-import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
-from whet.base.errors import ConfigError, DeadlineError, RefitError, WhetError
+from whet.base.errors import ConfigError, RefitError, WhetError
 from whet.base.lazy import torch_dtype
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.torch.cached_model import open_engine
@@ -24,6 +22,7 @@ from whet.engines.torch.decoder import Counters, Decoder, Request
 from whet.engines.torch.engine_model import OpenEngine
 from whet.engines.torch.guesses import Guesser
 from whet.engines.torch.in_flight import InFlight, Outcome, engine_error
+from whet.engines.watchdog import Watchdog
 from whet.metrics import Metrics
 from whet.processes.compute import COMPUTE, compute
 from whet.processes.machine import bind
@@ -67,10 +66,10 @@ class TorchGenerator:
         self._lock = threading.Lock()  # guards the fields below
         self._inbox: list[Request] = []
         self._in_flight = InFlight()
-        self._paused = self._stepping = self._closed = self._placed = False  # stepping: a step runs or is requested
+        self._stepping = self._closed = self._placed = False  # stepping: a step runs or is requested
         self._failure: BaseException | None = None
         self._complete, self._refitting = True, False  # weights are complete; a refit is in progress
-        self._progress = time.monotonic()  # time when a step last began or ended
+        self._watchdog = Watchdog(config.deadline)  # the begin and the end of a step are progress
         self._gathering: list[Request] = []  # requests of the current tick of the loop
 
     @property
@@ -117,13 +116,15 @@ class TorchGenerator:
         if request.limit <= 0:
             request.finish = "length"
             return request.completion(self.version)
+        if not self._in_flight.requests:
+            self._watchdog.reset()  # an idle engine makes no steps
         future = self._in_flight.add(request)
         if not self._gathering:  # tasks that are ready in this tick run before the submission, so they share a prefill
             future.get_loop().call_soon(self._submit)
         self._gathering.append(request)
         try:
-            while not (await asyncio.wait({future}, timeout=self.config.deadline))[0]:
-                self._check_progress()
+            cause = ": a step takes too long for this machine, or something is stuck"
+            await self._watchdog.wait(future, "the torch generator has made no progress", cause)
             return future.result()
         finally:
             self._in_flight.remove(request)
@@ -159,28 +160,19 @@ class TorchGenerator:
             return RefitError("the generator has an incomplete set of weights; load a complete set first")
         return None
 
-    def _check_progress(self) -> None:
-        with self._lock:
-            idle = time.monotonic() - self._progress
-            if not self._paused and idle > self.config.deadline:
-                raise DeadlineError(
-                    f"the torch generator has made no progress for {idle:.0f} s (generator.deadline is "
-                    f"{self.config.deadline:g} s): a step takes too long for this machine, or something is stuck"
-                )
-
     # On the compute thread
 
     def _ask_for_step(self) -> None:
         """Request a step; called with the lock, from any thread."""
-        rests = self._paused or self._closed or self._failure
+        rests = self._watchdog.paused or self._closed or self._failure
         if not (self._stepping or rests) and (self._inbox or self._decoder.busy):
             self._stepping = True
             COMPUTE.submit(self._step, name="a decode step", turn=True)
 
     def _step(self) -> None:
         with self._lock:
-            self._progress = time.monotonic()
-            rests = self._paused or self._closed
+            self._watchdog.reset()
+            rests = self._watchdog.paused or self._closed
             if not rests:
                 self._decoder.queue.extend(self._inbox)
                 self._inbox.clear()
@@ -195,7 +187,7 @@ class TorchGenerator:
         self._in_flight.hand_out(list(self._decoder.rows))
         with self._lock:
             self._stepping = False
-            self._progress = time.monotonic()
+            self._watchdog.reset()
             self._ask_for_step()
         self._in_flight.report(outcomes)
 
@@ -214,7 +206,7 @@ class TorchGenerator:
     async def pause(self) -> None:
         """Return once the engine is between steps and stays there. Raises DeadlineError if a step does not end."""
         with self._lock:
-            self._paused = True
+            self._watchdog.paused = True
         await self._standstill()
         if self._failure is not None:
             raise engine_error(self._failure)
@@ -236,8 +228,8 @@ class TorchGenerator:
             self._decoder.forget_prefixes()
             self.engine.weights_changed()
             self._decoder.version = version
-            self._paused = False
-            self._progress = time.monotonic()
+            self._watchdog.paused = False
+            self._watchdog.reset()
             self._ask_for_step()
 
     async def sleep(self, new_weights: bool = False) -> None:
@@ -254,8 +246,8 @@ class TorchGenerator:
         if self.engine.released:
             raise WhetError("the generator slept without its weights, so it needs new ones before it continues")
         with self._lock:
-            self._paused = False
-            self._progress = time.monotonic()
+            self._watchdog.paused = False
+            self._watchdog.reset()
             self._ask_for_step()
 
     @asynccontextmanager

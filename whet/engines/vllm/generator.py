@@ -10,14 +10,13 @@ engine fails every wait with an error that names its processes. When this proces
 import asyncio
 import gc
 import itertools
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
+from whet.base.errors import ConfigError, GeneratorError, RefitError, WhetError
 from whet.base.lazy import torch_dtype
 from whet.engines.adapters import BASE
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
@@ -27,6 +26,7 @@ from whet.engines.vllm.config import VllmGeneratorConfig
 from whet.engines.vllm.engine import VllmEngine
 from whet.engines.vllm.images import image_inputs
 from whet.engines.vllm.request import completion_of, vllm_params
+from whet.engines.watchdog import Watchdog
 from whet.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ class VllmGenerator:
         self._in_flight: dict[str, asyncio.Task[Completion]] = {}
         self._settled = asyncio.Event()  # set while no refit is in progress
         self._settled.set()
-        self._paused = False
         self._without_cache = False  # awake for new weights, but without a KV cache yet
-        self._progress = time.monotonic()  # time of the engine's last output
+        self._watchdog = Watchdog(config.deadline)  # an output is progress
         self._metrics = Metrics()
 
     @property
@@ -113,11 +112,8 @@ class VllmGenerator:
         task = asyncio.ensure_future(work)
         self._in_flight[name] = task
         try:
-            while not task.done():
-                left = self._progress + self.config.deadline - time.monotonic()
-                patience = self.config.deadline if self._paused or left <= 0 else left
-                if not (await asyncio.wait({task}, timeout=patience))[0]:
-                    self._check_progress()
+            cause = ": a step takes too long for this machine, or the engine is stuck"
+            await self._watchdog.wait(task, f"{self.engine.name} has had no output", cause)
             return task.result()
         finally:
             del self._in_flight[name]
@@ -155,7 +151,7 @@ class VllmGenerator:
 
         last, handed_out = None, 0
         if len(self._in_flight) <= 1:
-            self._progress = time.monotonic()  # an idle engine has no output
+            self._watchdog.reset()  # an idle engine has no output
         salt = str(self.version) if self.config.on_refit == "keep" else None  # hides cache entries of older weights
         request: Any = tokens_input(prompt, cache_salt=salt)
         if inputs is not None:
@@ -166,7 +162,7 @@ class VllmGenerator:
                     assert self.deployment.images is not None
                     self.deployment.images.check_reading(prompt, output.prompt_token_ids, "vLLM")
                 last = output
-                self._progress = time.monotonic()
+                self._watchdog.reset()
                 if sampled is not None:
                     sampled(list(output.outputs[0].token_ids[handed_out:]))
                     handed_out = len(output.outputs[0].token_ids)
@@ -189,20 +185,12 @@ class VllmGenerator:
         number = NUMBER + 1 + self.config.adapter_names.index(name)
         return LoRARequest(f"whet-{name}", number, self.config.adapters[name])
 
-    def _check_progress(self) -> None:
-        idle = time.monotonic() - self._progress
-        if not self._paused and idle >= self.config.deadline:
-            raise DeadlineError(
-                f"{self.engine.name} has had no output for {idle:.0f} s (generator.deadline is "
-                f"{self.config.deadline:g} s): a step takes too long for this machine, or the engine is stuck"
-            )
-
     # Pauses and weights
 
     async def pause(self) -> None:
         """Return once the engine is between steps and stays there. Raises DeadlineError if a step does not end."""
         engine = await self._started()
-        self._paused = True
+        self._watchdog.paused = True
         await self.engine.bounded(engine.pause_generation(mode="keep", clear_cache=False), "the pause")
 
     async def resume(self, version: int) -> None:
@@ -221,8 +209,8 @@ class VllmGenerator:
         await self._continue(engine)
 
     async def _continue(self, engine: "AsyncLLM") -> None:
-        self._progress = time.monotonic()
-        self._paused = False
+        self._watchdog.reset()
+        self._watchdog.paused = False
         await self.engine.bounded(engine.resume_generation(), "the end of the pause")
 
     @asynccontextmanager
@@ -282,7 +270,7 @@ class VllmGenerator:
         begun = self.engine.running is None
         engine = await self.engine.started(self.version)
         if begun:
-            self._progress = time.monotonic()
+            self._watchdog.reset()
         return engine
 
     async def close(self) -> None:
