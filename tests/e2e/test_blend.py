@@ -5,8 +5,9 @@ from typing import Any
 
 from tests.toy import toy_recipe
 from whet.metrics.sinks.jsonl import read_metrics, without_time
+from whet.processes.compute import run_computing
 from whet.run import run
-from whet.run.evaluate import evaluate
+from whet.run.evaluate_model import evaluate_model
 from whet.run.recipe import Recipe
 from whet.show.facts import Summary
 
@@ -47,5 +48,5 @@ def test_a_blend_trains_is_measured_by_environment_and_resumes_to_the_same_bits(
 
 
 def test_a_blend_is_evaluated_by_hand_as_in_a_run(tiny_model: Path) -> None:
-    report = evaluate(blended(tiny_model), limit=2)
+    report = run_computing(evaluate_model(blended(tiny_model), limit=2))
     assert (report.n, {name: one.n for name, one in report.sets.items()}) == (4, {"short": 2, "long": 2, "other": 2})

@@ -31,8 +31,9 @@ from whet.learner.state import load_weights
 from whet.losses.composite import PolicyLoss
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts
 from whet.metrics.sinks.jsonl import read_metrics, without_time
+from whet.processes.compute import run_computing
 from whet.rollouts.audit import audit
-from whet.run.evaluate import evaluate
+from whet.run.evaluate_model import evaluate_model
 from whet.run.recipe import Recipe
 from whet.run.run import resume, start
 from whet.show.charts import chosen
@@ -395,7 +396,7 @@ def test_each_policy_is_exported_and_evaluated(undisturbed: Path, tmp_path: Path
         assert re.search(rf"\| reward \| .* \| {measured:.4g} \|", card)
     evaluation = lines(undisturbed, "evaluation")[-1]
     assert {"evaluation/accuracy", "evaluation/rival/accuracy"} <= evaluation.keys()
-    report = evaluate(load(Recipe, undisturbed).value, run=undisturbed)
+    report = run_computing(evaluate_model(load(Recipe, undisturbed).value, run=undisturbed))
     assert report.sets["rival"].reward == evaluation["evaluation/rival/reward"]
     assert report.reward == evaluation["evaluation/reward"]
     with pytest.raises(ConfigError, match="has no further policy 'rivl'; there are: rival"):

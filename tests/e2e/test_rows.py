@@ -363,12 +363,13 @@ def test_data_that_an_algorithm_cannot_learn_from_is_refused(tiny_model: Path, t
 
 
 def test_rows_are_read_and_not_answered_in_an_evaluation(tiny_model: Path, tmp_path: Path) -> None:
-    from whet.run.evaluate import evaluate
+    from whet.processes.compute import run_computing
+    from whet.run.evaluate_model import evaluate_model
 
     path = write_rows(tmp_path / "texts.jsonl", texts(40))
     recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"})
     with pytest.raises(WhetError, match="here a task set is needed"):
-        evaluate(recipe)
+        run_computing(evaluate_model(recipe))
     recipe_file = write_recipe(tmp_path / "toy.yaml", recipe)
     assert whet_json("eval", recipe_file).keys() == {"loss", "n"}
     assert whet_json("eval", recipe_file, "--limit", "3")["n"] == 3

@@ -19,9 +19,10 @@ from whet.core.types import Task
 from whet.learner.learner import WorkerLearner
 from whet.metrics.rollout_file import read_rollouts, rollout_path
 from whet.metrics.sinks.jsonl import read_metrics
+from whet.processes.compute import run_computing
 from whet.run import run
 from whet.run.build import trained_weights
-from whet.run.evaluate import evaluate
+from whet.run.evaluate_model import evaluate_model
 from whet.run.folder import check_free
 from whet.show.report import write_report
 
@@ -118,7 +119,7 @@ def test_a_run_is_evaluated_with_the_weights_it_ended_with(
     trained, untrained = (dict(trained_weights(recipe, run).tensors()) for run in (folder, None))
     assert trained.keys() == untrained.keys()
     assert any(not trained[name].equal(untrained[name]) for name in trained)
-    assert evaluate(recipe, run=folder).n == 4
+    assert run_computing(evaluate_model(recipe, run=folder)).n == 4
 
 
 @pytest.mark.slow
@@ -132,7 +133,9 @@ def test_two_runs_of_different_models_are_compared(
     with pytest.raises(SystemExit, match="0"):
         main(["eval", str(runs[0]), "--against", str(runs[1]), "--json"])
     found = json.loads(capsys.readouterr().out)
-    own = [evaluate(recipe, run=folder) for recipe, folder in zip((small, large), runs, strict=True)]
+    own = [
+        run_computing(evaluate_model(recipe, run=folder)) for recipe, folder in zip((small, large), runs, strict=True)
+    ]
     assert [found["reward"], found["against/reward"]] == [report.reward for report in own]
     assert own[0].reward != own[1].reward
     with pytest.raises(SystemExit, match="0"):

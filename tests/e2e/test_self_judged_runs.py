@@ -15,8 +15,9 @@ from tests.tiny import tiny_llama
 from tests.toy import save_tiny_model, toy_recipe
 from whet.base.errors import WhetError
 from whet.metrics.rollout_file import read_rollouts
+from whet.processes.compute import run_computing
 from whet.run import run
-from whet.run.evaluate import evaluate
+from whet.run.evaluate_model import evaluate_model
 from whet.run.recipe import Recipe
 
 OWN = {"model": "policy", "verdict": "logprobs"}
@@ -148,7 +149,7 @@ def test_a_part_of_a_blend_and_an_evaluation_set_are_judged(tiny_model: Path, tm
     folder = run.start(made, tmp_path / "run")
     assert all("env/own/scores/grade" in line or "env/own/reward" in line for line in lines(folder, "train")[1:])
     assert 0 < lines(folder, "evaluation")[-1]["evaluation/more/reward"] < 1
-    report = evaluate(made, limit=2)
+    report = run_computing(evaluate_model(made, limit=2))
     assert (report.n, report.sets["own"].n, report.sets["more"].n) == (4, 2, 2)
 
 

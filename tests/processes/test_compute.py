@@ -15,7 +15,7 @@ from tests.toy import toy_recipe
 from whet.base.errors import DeadlineError
 from whet.processes.compute import COMPUTE, compute, compute_now, run_computing
 from whet.run import run
-from whet.run.evaluate import evaluate
+from whet.run.evaluate_model import evaluate_model
 
 
 def test_work_is_done_on_the_compute_thread_while_the_loop_continues() -> None:
@@ -117,7 +117,7 @@ def test_a_run_computes_on_the_compute_thread_only(
     assert not found
     with operations_elsewhere(monkeypatch) as found:
         run.resume(folder, ["steps=3"])
-        evaluate(recipe, run=folder)
+        run_computing(evaluate_model(recipe, run=folder))
     assert not found
 
 

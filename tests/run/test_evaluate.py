@@ -19,11 +19,15 @@ from whet.cli.main import main
 from whet.config import SettingsError, load
 from whet.core.types import Task
 from whet.metrics.sinks.jsonl import read_metrics
+from whet.processes.compute import run_computing
+from whet.rollouts.session import Player
 from whet.run.build import build_generator, build_renderer, trained_weights
-from whet.run.evaluate import Report, evaluate, evaluate_tasks
+from whet.run.evaluate import evaluate_tasks
+from whet.run.evaluate_model import evaluate_model
 from whet.run.evaluation import EvaluationConfig
 from whet.run.recipe import Recipe
 from whet.run.run import start
+from whet.run.scores import Report
 from whet.show.facts import Summary
 from whet.tasks import isolated
 from whet.tasks.episodes import SingleTurn
@@ -49,9 +53,9 @@ def measured(folder: Path, taskset: Lowercase, **settings: Any) -> Report:
         await load_into(generator, trained_weights(recipe, None).tensors())
         config, environments = EvaluationConfig(**settings), IsolatedEnvironments(taskset.open())
         try:
-            tasks = taskset.tasks("test")
+            tasks, player = taskset.tasks("test"), Player(generator, renderer)
             return await evaluate_tasks(
-                tasks, environments, generator, renderer, config.sampling(recipe.sampling), config, seed=1
+                tasks, taskset, environments, player, config.sampling(recipe.sampling), config, seed=1
             )
         finally:
             await generator.close()
@@ -137,9 +141,9 @@ def test_an_episode_that_failed_does_not_wait_until_it_is_closed(
 
 def test_a_recipe_can_be_evaluated_without_a_run(tiny_model: Path) -> None:
     recipe = toy_recipe(tiny_model)
-    report = evaluate(recipe, limit=3)
+    report = run_computing(evaluate_model(recipe, limit=3))
     assert report.n == 3
-    assert report.metrics() == evaluate(recipe, model=str(tiny_model), limit=3).metrics()
+    assert report.metrics() == run_computing(evaluate_model(recipe, model=str(tiny_model), limit=3)).metrics()
 
 
 def test_a_set_that_can_not_be_evaluated_is_refused_first_and_by_name(tiny_model: Path, tmp_path: Path) -> None:
@@ -155,7 +159,9 @@ def test_a_set_that_can_not_be_evaluated_is_refused_first_and_by_name(tiny_model
     ):
         sets = {"early": {"data": {"type": "tests.toy:Lowercase"}}, "late": {"data": kind}}
         with pytest.raises(error, match=words):
-            evaluate(recipe := toy_recipe(tiny_model, data=away, evaluation={"sets": sets, "retries": 0}))
+            run_computing(
+                evaluate_model(recipe := toy_recipe(tiny_model, data=away, evaluation={"sets": sets, "retries": 0}))
+            )
         with pytest.raises(error, match=words):
             start(recipe, tmp_path / str(kind["type"]).replace(":", "."))
 
@@ -165,7 +171,9 @@ def test_the_options_of_a_caller_hold_for_every_set(tiny_model: Path) -> None:
         "more": {"data": {"type": "tests.toy:Lowercase"}, "samples": 3, "temperature": 0.5},
         "mixed": {"data": {"type": "blend", "of": {"short": SHORT}}},
     }
-    report = evaluate(toy_recipe(tiny_model, evaluation={"sets": sets}), limit=2, samples=2, temperature=1.0)
+    report = run_computing(
+        evaluate_model(toy_recipe(tiny_model, evaluation={"sets": sets}), limit=2, samples=2, temperature=1.0)
+    )
     assert [(each.n, each.samples) for each in report.sets.values()] == [(2, 2), (2, 2)]
     assert report.sets["mixed"].length_mean <= 4, "the limits of an environment hold"
 
@@ -178,7 +186,9 @@ def test_majorities_are_counted_only_where_all_answers_can_be_equal(tiny_model: 
         "alike": {"data": {"type": "blend", "of": {"sums": both["sums"]}}},
         "workers": {"data": {"type": "workers", "taskset": letters}},
     }
-    found = evaluate(toy_recipe(tiny_model, evaluation={"sets": sets}), limit=1, samples=2, temperature=1.0).sets
+    found = run_computing(
+        evaluate_model(toy_recipe(tiny_model, evaluation={"sets": sets}), limit=1, samples=2, temperature=1.0)
+    ).sets
     counted = {
         "mixed": found["mixed"], **found["mixed"].sets, "alike": found["alike"], "workers": found["workers"]
     }  # fmt: skip
@@ -195,7 +205,7 @@ def test_several_greedy_answers_are_refused_unless_turns_may_differ(tiny_model: 
         toy_recipe(tiny_model, evaluation=settings, sampling={"max_turns": 2}, learner={"max_tokens": 2000},
                    generator={"max_context": 2000})  # fmt: skip
     with pytest.raises(ConfigError, match=r"evaluation.samples = 2 .* \(of `whet eval`: --temperature 1\)"):
-        evaluate(toy_recipe(tiny_model), samples=2)
+        run_computing(evaluate_model(toy_recipe(tiny_model), samples=2))
 
 
 def test_a_run_without_tasks_of_its_own_to_evaluate_on_is_evaluated_on_its_sets_alone(
@@ -216,10 +226,10 @@ def test_a_run_without_tasks_of_its_own_to_evaluate_on_is_evaluated_on_its_sets_
         found.append(json.loads(capsys.readouterr().out)["sets"])
     assert found[0] == found[1]
     assert found[2]["more"]["difference"] == found[0]["more"]["accuracy"] - found[2]["more"]["against/accuracy"]
-    report = evaluate(recipe, run=folder)
+    report = run_computing(evaluate_model(recipe, run=folder))
     assert (report.n, report.sets["more"].n) == (0, 3)
     with pytest.raises(DataError, match=r"no task in the split test to evaluate on; choose another evaluation\.split"):
-        evaluate(toy_recipe(tiny_model, data=data))
+        run_computing(evaluate_model(toy_recipe(tiny_model, data=data)))
 
 
 def test_answers_that_the_engine_would_cut_are_refused(tiny_model: Path) -> None:

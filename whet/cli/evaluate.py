@@ -103,7 +103,7 @@ def evaluate(
 
     def measure(name: str) -> "dict[str, Report]":
         from whet.processes.compute import run_computing
-        from whet.run.evaluate import evaluate_model, evaluate_on
+        from whet.run.evaluate_model import evaluate_model, evaluate_on
         from whet.run.evaluation import EvaluationSet
         from whet.tasks.listing import tasks_of
 

@@ -5,9 +5,8 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING
 
 from whet.base.closing import Closing
 from whet.base.errors import DataError, DeadlineError, naming
@@ -16,20 +15,17 @@ from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer, check_images
 from whet.core.types import Episode, Status, Task
 from whet.endpoint.judge_model import JudgeModel
-from whet.engines.base import Engine
 from whet.metrics.clock import Timing
-from whet.processes.compute import run_computing
 from whet.rollouts.blend import Blend
 from whet.rollouts.episode import play
 from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import NO_CAST, Cast, Player, Recording
-from whet.run.evaluation import EvaluationConfig, EvaluationSet, Options
-from whet.run.policies import cast_of, models_of
+from whet.run.evaluation import EvaluationConfig, EvaluationSet
+from whet.run.policies import cast_of
 from whet.run.scores import Report, Stated
 from whet.tasks.base import TaskSet
 from whet.tasks.isolated import IsolatedEnvironments
-from whet.tasks.judges.config import check_has_no_own_judge
 from whet.tasks.listing import tasks_of
 
 if TYPE_CHECKING:
@@ -43,30 +39,29 @@ _ASKED = 16  # tasks of which one should offer tools, if any of their set does
 
 async def evaluate_tasks(
     tasks: Sequence[Task],
+    data: TaskSet,
     environments: IsolatedEnvironments,
-    generator: Engine[object],
-    renderer: Renderer,
+    player: Player,
     sampling: Sampling,
     config: EvaluationConfig,
     *,
-    blend: Blend | None = None,
     seed: int = 0,
     endpoint: "Endpoint | None" = None,
     name: str = "",
-    stated: Stated | None = None,
     record: type[Recording] = Recording,
     cast: Cast = NO_CAST,
 ) -> Report:
-    """Answer every task ``config.samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
-    where the task set has no such score, when its reward is positive. Tasks of a ``blend`` have the limits of their
-    environments. ``cast`` has the players of roles. Raises ``DataError`` for an episode that fails after all retries,
-    because a missing answer must not count as a wrong one."""
+    """Have a player answer some tasks of ``data``, each ``config.samples`` times, and grade the answers. An answer is
+    correct when its score ``correct`` is 1 or, where the task set has no such score, when its reward is positive. Tasks
+    of a blend have the limits of their environments. ``cast`` has the players of roles. Raises ``DataError`` for an
+    episode that fails after all retries, because a missing answer must not count as a wrong one."""
     if not tasks:
         raise DataError(
             f"the task set has no task in the split {config.split} to evaluate on; choose another evaluation.split, or "
             "give other tasks as evaluation.sets"
         )
 
+    blend = data if isinstance(data, Blend) else None
     samples, slots, failures = config.samples, asyncio.Semaphore(config.concurrency), Failures(one_ends_all=True)
 
     async def answer(task: Task, sample: int) -> Episode:
@@ -74,8 +69,8 @@ async def evaluate_tasks(
             episode = await play(
                 environments,
                 task,
-                generator,
-                renderer,
+                player.generator,
+                player.renderer,
                 blend.of[task.environment].sampling.under(sampling) if blend else sampling,
                 retries=config.retries,
                 seed=derive_seed(seed, "evaluation", task.uid, sample),
@@ -110,47 +105,35 @@ async def evaluate_tasks(
         log.warning("attempts at answers failed and were repeated with success: %s", kinds)
     asked = [task for task in tasks for _ in range(samples)]
     episodes = [(task, job.result()) for task, job in zip(asked, jobs, strict=True)]
-    report = Report.of(episodes, samples, stated, config.consensus)
+    report = Report.of(episodes, samples, _stated(data), config.consensus)
     if blend is not None:
         for environment, part in blend.of.items():
-            votes = blend.stated if part.taskset.states_answers else None
+            stated = blend.stated if part.taskset.states_answers else None
             if played := [(task, episode) for task, episode in episodes if task.environment == environment]:
-                report.sets[environment] = Report.of(played, samples, votes, config.consensus)
+                report.sets[environment] = Report.of(played, samples, stated, config.consensus)
     return report
 
 
-async def evaluate_all(
+async def evaluate_recipe(
     recipe: "Recipe",
     environments: IsolatedEnvironments,
     main: Player,
     endpoint: "Endpoint",
     further: Mapping[str, Player] = MappingProxyType({}),
 ) -> Report:
-    """Evaluate on the run's held-out tasks, unless there are additional sets and no such task, and on each additional
+    """Evaluate on a recipe's held-out tasks, unless there are additional sets and no such task, and on each additional
     set, which ``check_sets`` has checked.
 
     The ``main`` policy answers. Of ``further`` policies, each plays its roles where episodes have roles; episodes
     without are played by each of them as well, and reported as a set under its name."""
-    config, data = recipe.evaluation, recipe.taskset
-    blend = data if isinstance(data, Blend) else None
-    tasks, sampling = held_out(data, config.split, config.limit, main.renderer), config.sampling(recipe.sampling)
-    cast = cast_of(recipe, main, further)
+    config, data, cast = recipe.evaluation, recipe.taskset, cast_of(recipe, main, further)
+    tasks = held_out(data, config.split, config.limit, main.renderer)
 
     async def played_by(player: Player, name: str = "") -> Report:
         return await evaluate_tasks(
-            tasks,
-            environments,
-            player.generator,
-            player.renderer,
-            sampling,
-            config,
-            blend=blend,
-            seed=recipe.seed,
-            endpoint=endpoint,
-            name=name,
-            stated=_stated(data),
-            cast=cast,
-        )
+            tasks, data, environments, player, config.sampling(recipe.sampling), config,
+            seed=recipe.seed, endpoint=endpoint, name=name, cast=cast,
+        )  # fmt: skip
 
     report = Report.without_tasks()
     if tasks or not config.sets:
@@ -158,7 +141,7 @@ async def evaluate_all(
         if any(branch.role not in cast for _, episode in report.episodes for branch in episode.branches):
             report.sets |= {name: await played_by(player, name) for name, player in further.items()}
     with telling_finished({"": report} if report.n else {}):
-        report.sets |= await _evaluate_sets(recipe, config.sets, main.generator, main.renderer, endpoint)
+        report.sets |= await evaluate_sets(recipe, config.sets, main, endpoint)
     return report
 
 
@@ -179,24 +162,11 @@ def telling_finished(reports: Mapping[str, Report]) -> Iterator[None]:
 async def evaluate_sets(
     recipe: "Recipe",
     sets: Mapping[str, EvaluationSet],
-    generator: Engine[object],
-    renderer: Renderer,
+    player: Player,
     endpoint: "Endpoint | None",
     record: type[Recording] = Recording,
 ) -> dict[str, Report]:
-    """Evaluate on each set, one after the other. ``renderer``: None for a model behind an API."""
-    await check_sets(sets, renderer)
-    return await _evaluate_sets(recipe, sets, generator, renderer, endpoint, record)
-
-
-async def _evaluate_sets(
-    recipe: "Recipe",
-    sets: Mapping[str, EvaluationSet],
-    generator: Engine[object],
-    renderer: Renderer,
-    endpoint: "Endpoint | None",
-    record: type[Recording] = Recording,
-) -> dict[str, Report]:
+    """Evaluate on each set, which ``check_sets`` has checked, one after the other."""
     reports = dict[str, Report]()
     with telling_finished(reports):
         for name, additional in sets.items():
@@ -204,21 +174,22 @@ async def _evaluate_sets(
             async with Closing() as closing:
                 hosted = IsolatedEnvironments(additional.data.open())
                 closing.closes(f"the environments of {name or 'the tasks'}", hosted.close)
-                if renderer is not None:
-                    hosted.use_policy(JudgeModel(generator, renderer, recipe.generator.max_context).answer)
-                tasks = held_out(additional.data, additional.split, additional.limit, renderer)
-                blend = additional.data if isinstance(additional.data, Blend) else None
+                if player.renderer is not None:  # a model behind an API has none
+                    judge = JudgeModel(player.generator, player.renderer, recipe.generator.max_context)
+                    hosted.use_policy(judge.answer)
+                tasks = held_out(additional.data, additional.split, additional.limit, player.renderer)
                 with naming(name and f"the evaluation set {name}"):
                     reports[name] = await evaluate_tasks(
-                        tasks, hosted, generator, renderer, settings.sampling(recipe.sampling), settings, blend=blend,
-                        seed=recipe.seed, endpoint=endpoint, name=name, stated=_stated(additional.data), record=record,
+                        tasks, additional.data, hosted, player, settings.sampling(recipe.sampling), settings,
+                        seed=recipe.seed, endpoint=endpoint, name=name, record=record,
                     )  # fmt: skip
     return reports
 
 
 async def check_sets(sets: Mapping[str, EvaluationSet], renderer: Renderer | None) -> None:
     """Raise the error of a set that can't be evaluated, before another one takes its time: tasks that can't be read,
-    have images, or are missing, and tools that the chat template doesn't write."""
+    have images, or are missing, and tools that the chat template doesn't write. ``renderer``: None for a model behind
+    an API."""
     for name, additional in sets.items():
         with naming(name and f"the evaluation set {name}"):
             tasks = held_out(additional.data, additional.split, additional.limit, renderer)
@@ -259,73 +230,3 @@ def held_out(taskset: TaskSet, split: str, limit: int | None, renderer: Renderer
         if limit is None or taken[task.environment] <= limit:
             tasks.append(task)
     return tasks
-
-
-def evaluate(recipe: "Recipe", **options: Unpack[Options]) -> Report:
-    """Return ``await evaluate_model(...)``."""
-    return run_computing(evaluate_model(recipe, **options))
-
-
-async def evaluate_model(
-    recipe: "Recipe",
-    *,
-    model: str | None = None,
-    run: Path | None = None,
-    split: str | None = None,
-    limit: int | None = None,
-    samples: int | None = None,
-    temperature: float | None = None,
-) -> Report:
-    """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``. The
-    recipe's further policies are evaluated, too; another model plays every role. Needs a compute thread: see
-    ``run_computing``."""
-    from whet.endpoint.server import Endpoint
-    from whet.run.build import open_generator
-
-    taskset = recipe.taskset  # raises before a model is loaded
-    changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
-    given = {name: value for name, value in changes.items() if value is not None}
-    settings = recipe.evaluated_with(given)
-    async with Closing() as closing:
-        environments = IsolatedEnvironments(taskset.open())
-        closing.closes("the environments", environments.close)
-        main = Player(*await closing.enter_async_context(open_generator(settings, run, model)))
-        further = {}
-        for name, policy_recipe in models_of(settings) if model is None else ():
-            further[name] = Player(*await closing.enter_async_context(open_generator(policy_recipe, run, policy=name)))
-        generator, renderer = main.generator, main.renderer
-        environments.use_policy(JudgeModel(generator, renderer, settings.generator.max_context).answer)
-        endpoint = Endpoint(renderer, recipe.endpoint)
-        closing.closes("the endpoint", endpoint.close)
-        PROGRESS.begin("evaluating")
-        await check_sets(settings.evaluation.sets, renderer)
-        return await evaluate_all(settings, environments, main, endpoint, further)
-
-
-async def evaluate_on(
-    recipe: "Recipe",
-    sets: Mapping[str, EvaluationSet],
-    *,
-    model: str | None = None,
-    run: Path | None = None,
-    address: tuple[str, str, str | None] | None = None,
-) -> dict[str, Report]:
-    """Evaluate a model on sets of tasks: the recipe's, another ``model``, the best checkpoint of a ``run``, or the one
-    at an ``address`` (URL, name, key). Needs a compute thread: see ``run_computing``."""
-    from whet.endpoint.server import Endpoint
-    from whet.run.build import open_generator
-    from whet.run.remote_model import RemoteModel, RemoteRecording, check_for_endpoint
-
-    async with Closing() as closing:
-        PROGRESS.begin("evaluating")
-        if address is not None:
-            check_has_no_own_judge(sets)
-            check_for_endpoint(recipe.sampling, sets)
-            remote: Any = RemoteModel(*address)
-            closing.closes("the client of the endpoint", remote.close)
-            nothing: Any = None  # the endpoint renders
-            return await evaluate_sets(recipe, sets, remote, nothing, None, RemoteRecording)
-        generator, renderer = await closing.enter_async_context(open_generator(recipe, run, model))
-        endpoint = Endpoint(renderer, recipe.endpoint)
-        closing.closes("the endpoint", endpoint.close)
-        return await evaluate_sets(recipe, sets, generator, renderer, endpoint)

@@ -1,7 +1,6 @@
 """The settings of evaluations."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import Field, model_validator
@@ -118,10 +117,3 @@ class Changes(TypedDict, total=False):
     limit: int | None
     samples: int | None
     temperature: float | None
-
-
-class Options(Changes, total=False):
-    """The options of ``evaluate_model``."""
-
-    model: str | None
-    run: Path | None

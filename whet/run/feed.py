@@ -32,7 +32,7 @@ from whet.rollouts.session import Player
 from whet.rollouts.source import RolloutSource
 from whet.rollouts.unheard import Unheard
 from whet.run.build import build_generator, build_sync, further_players
-from whet.run.evaluate import check_sets, evaluate_all
+from whet.run.evaluate import check_sets, evaluate_recipe
 from whet.run.policies import cast_of
 from whet.run.policy import Sampler
 from whet.tasks.isolated import IsolatedEnvironments
@@ -159,7 +159,7 @@ class SampledFeed(Feed):
             self._checked = True
         async with self.devices.acquire("generation"):
             main = Player(self.generator, self.renderer)
-            report = await evaluate_all(self.recipe, self.environments, main, self.endpoint, self.players)
+            report = await evaluate_recipe(self.recipe, self.environments, main, self.endpoint, self.players)
         both = [] if self._warned_of_both else self._trained_on({task.uid for task, _ in report.episodes})
         if both:
             self._warned_of_both = True

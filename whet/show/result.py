@@ -16,8 +16,8 @@ from whet.tasks.base import TaskSet
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from whet.run.evaluate import Report
     from whet.run.evaluation import Changes
+    from whet.run.scores import Report
     from whet.run.signals import StopRequest
 
 
@@ -78,7 +78,7 @@ class Result(os.PathLike[str]):
         ``Report``; ``changes`` are ``split``, ``limit``, ``samples`` and ``temperature``. For a run that learned from
         rows, return the metrics of the held-out rows; ``changes`` are ``split`` and ``limit``."""
         from whet.processes.compute import run_computing
-        from whet.run.evaluate import evaluate_model
+        from whet.run.evaluate_model import evaluate_model
         from whet.run.interrupts import without_loop
         from whet.run.rows_feed import measure_rows
         from whet.show.heartbeat import Heartbeat

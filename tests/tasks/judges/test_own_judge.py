@@ -19,7 +19,7 @@ from whet.core.types import Task
 from whet.endpoint.judge_model import JudgeModel
 from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.blend import Blend, Part
-from whet.run.evaluate import evaluate_on
+from whet.run.evaluate_model import evaluate_on
 from whet.run.evaluation import EvaluationSet
 from whet.run.recipe import Recipe
 from whet.tasks.attack.attack import Plan, attack
