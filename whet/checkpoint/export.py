@@ -6,22 +6,32 @@ adapter. A reward model becomes a sequence classifier. The folder is written com
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
 from whet.base.errors import ConfigError, WhetError
 from whet.base.extras import require
-from whet.base.files import check_writable, expanded, load_tensors, remove, save_tensors
-from whet.base.lazy import FileDtype, torch_dtype
+from whet.base.files import check_writable, expanded
+from whet.base.lazy import FileDtype
 from whet.base.staged_folder import staged_folder
 from whet.base.strict_json import JsonObject
 from whet.checkpoint.card import Kind, ModelClass, model_card
 from whet.checkpoint.config import CheckpointConfig
-from whet.checkpoint.gguf_file import GgufType, check_gguf, write_gguf
-from whet.checkpoint.megatron_file import check_megatron, write_megatron
+from whet.checkpoint.exported_files import (
+    gguf_name,
+    replace_by_gguf,
+    saved_dtype,
+    whole_model,
+    write_adapter,
+    write_megatron_files,
+    write_safetensors,
+    write_tokenizer,
+)
+from whet.checkpoint.gguf_file import GgufType, check_gguf
+from whet.checkpoint.megatron_file import check_megatron
 from whet.checkpoint.policy import load_policy
-from whet.checkpoint.reward_model import ROLE, choose_padding, load_reward_model
+from whet.checkpoint.reward_model import ROLE, load_reward_model
 from whet.checkpoint.store import Checkpoint, CheckpointStore, Which
 from whet.config import Config, parse_mapping
 from whet.config.issues import SettingsError
@@ -99,24 +109,32 @@ def export(
         lineage = of_export(run, checkpoint.folder, checkpoint.step, out)
         with staged_folder(out) as staging:
             _check_free(out, force)  # again, as another export may have ended meanwhile
-            padding = _write_tokenizer(config, recipe.get("chat_template"), staging, judges)
+            padding = write_tokenizer(config, recipe.get("chat_template"), staging, judges)
             model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config, policy)
             if padding is not None:
                 model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
-            saved_as = _write_model(model, config, staging, adapter_only, dtype, gguf, megatron, run)
             kind: Kind = (
                 "reward model" if judges else "adapter" if adapter_only else "megatron" if megatron else "policy"
             )
+            saved = saved_dtype(config, dtype, gguf)
+            if adapter_only:
+                write_adapter(model, config, saved, staging)
+            else:
+                whole = whole_model(model, config, run, saved, gguf)
+                (write_megatron_files if megatron else write_safetensors)(whole, staging)
+            saved_as = str(saved).removeprefix("torch.")
             if gguf is not None:
                 saved_as, kind = gguf, "gguf"
-                _replace_by_gguf(staging, gguf, out.name)
+                replace_by_gguf(staging, gguf, out.name)
+            for file in staging.glob("*.safetensors"):
+                file.chmod(0o644)  # safetensors writes 0600, which locks out other users, such as a server's
             loader = _loader(model, config, kind)
             card = model_card(run, recipe, checkpoint, config.path, saved_as, kind, loader, lineage, policy)
             (staging / "README.md").write_text(card, encoding="utf-8")
             lineage = with_files(lineage, staging)
             lineage.write(staging)
         note_export(run, out)
-        return Exported(out / _gguf_name(gguf) if gguf else out, checkpoint.step, lineage)
+        return Exported(out / gguf_name(gguf) if gguf else out, checkpoint.step, lineage)
 
     return CheckpointStore(run / "checkpoints", settings).read(write, step)
 
@@ -197,92 +215,6 @@ def _check_gguf(config: "ModelConfig", dtype: FileDtype | None, megatron: bool) 
         raise ConfigError("--gguf and --megatron are two formats; leave out one of them")
     require("quickstart", "--gguf", "gguf")
     check_gguf(load_model_config(config))
-
-
-def _gguf_name(kind: GgufType) -> str:
-    return f"model-{kind}.gguf"
-
-
-def _replace_by_gguf(staging: Path, kind: GgufType, name: str) -> None:
-    """Replace transformers' files, in full precision, by one GGUF file."""
-    files = list(staging.iterdir())
-    write_gguf(staging, staging / _gguf_name(kind), kind, name)
-    for file in files:
-        remove(file)
-
-
-def _write_model(
-    model: "PreTrainedModel",
-    config: "ModelConfig",
-    staging: Path,
-    adapter_only: bool,
-    dtype: FileDtype | None,
-    gguf: GgufType | None,
-    megatron: bool,
-    run: Path,
-) -> str:
-    import torch
-
-    from whet.checkpoint.rounding import warn_of_rounding
-    from whet.fetch.adapter import merged_model
-    from whet.fetch.casting import cast_model
-    from whet.models.loading import load_model_config, resolve
-
-    base = getattr(load_model_config(config), "dtype", None)
-    saved = torch.float32 if gguf else torch_dtype(dtype) if dtype else base or torch.float32
-    if adapter_only:
-        model.peft_config["default"].base_model_name_or_path = _portable_name(config)
-        cast_model(model, saved).save_pretrained(staging, save_embedding_layers=False)
-    else:
-        if hasattr(model, "merge_and_unload"):
-            model = merged_model(model)  # in float32, so that the sum is rounded only once
-        # q8_0 is not among them: a base model's weights don't lie on its grid, so that small changes count on average
-        written = {"f16": torch.float16, "bf16": torch.bfloat16}.get(gguf or "", saved)
-        warn_of_rounding(model.state_dict(), resolve(config), written, run, "--gguf f32" if gguf else "--dtype float32")
-        model = cast_model(model, saved)
-        if megatron:
-            model.config.dtype = saved
-            model.config.save_pretrained(staging)
-            write_megatron(model.state_dict(), model.config, staging)
-        else:
-            model.save_pretrained(staging)
-            _write_as_published(model.config.model_type, staging)
-    for file in staging.glob("*.safetensors"):
-        file.chmod(0o644)  # safetensors writes 0600, which locks out other users, such as a server's
-    return str(saved).removeprefix("torch.")
-
-
-def _write_as_published(model_type: str, staging: Path) -> None:
-    """Write weights again that transformers writes in another layout than the model's published files."""
-    from whet.models.published import TRANSPOSED, as_published
-
-    for file in staging.glob("*.safetensors") if model_type in TRANSPOSED else ():
-        save_tensors(file, {name: as_published(model_type, name, part) for name, part in load_tensors(file).items()})
-
-
-def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: Path, judges: bool) -> int | None:
-    """Write the tokenizer; return the id of the padding token for a reward model, whose scores depend on it."""
-    from whet.chat.renderer import Renderer
-    from whet.models.loading import load_tokenizer, resolve, save_processor
-
-    tokenizer: Any = load_tokenizer(config)
-    padding = None
-    if chat_template is not None or judges:
-        renderer = Renderer(tokenizer, chat_template)
-        tokenizer.chat_template = renderer.template
-        padding = choose_padding(tokenizer, renderer, config) if judges else None
-    if config.vision is not None:
-        save_processor(resolve(config), staging)
-    tokenizer.save_pretrained(staging)
-    return padding
-
-
-def _portable_name(config: "ModelConfig") -> str:
-    """Return the name of an adapter's base model: the Hub id if it has one, else the folder."""
-    from whet.models.loading import resolve
-
-    local = expanded(config.path).is_dir() or "/" not in config.path
-    return str(resolve(config).resolve()) if local else config.path
 
 
 def _recipe(run: Path) -> JsonObject:
