@@ -3,7 +3,6 @@ and ends the run where the recipe says so."""
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from tests.e2e.test_learning import lines
 from tests.toy import toy_recipe
 from whet.base.errors import WhetError
 from whet.engines.torch.generator import TorchGenerator
+from whet.rollouts.config import RolloutConfig
 from whet.run import run
-from whet.run.feed import SampledFeed
+from whet.run.mismatch_alarm import MismatchAlarm
 
 NOT_SAVED = {"checkpoints": {"every": 0}, "evaluation": {"enabled": False}}
 
@@ -64,7 +64,6 @@ def test_the_run_stops_at_the_recipes_limit(tiny_model: Path, tmp_path: Path, mi
     assert len(lines(tmp_path / "run", "train")) == 2, "the step that went too far is on record"
 
 
-def test_tokens_of_older_weights_are_named_as_a_cause(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    feed: Any = SimpleNamespace(recipe=toy_recipe(tiny_model, steps=1), players={}, _disagrees=False, _no_signal=None)
-    SampledFeed.check(feed, 3, {"mismatch/token_mult_prob_error": 1.2, "staleness/max": 2.0})
+def test_tokens_of_older_weights_are_named_as_a_cause(caplog: pytest.LogCaptureFixture) -> None:
+    MismatchAlarm(RolloutConfig()).check(3, {"mismatch/token_mult_prob_error": 1.2, "staleness/max": 2.0})
     assert "Some were sampled by weights 2 steps old" in caplog.text

@@ -1,17 +1,14 @@
 """The supply of a run: episodes that its policy plays, or rows of a data set, to learn from and to evaluate on. A feed
 has a source of groups, receives each new version of the weights, and evaluates; the loop treats both kinds alike."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.base.closing import Closing
-from whet.base.errors import WhetError
 from whet.chat.control_tokens import encoded
 from whet.chat.renderer import Renderer
-from whet.checkpoint.policy import FURTHER
 from whet.cluster.lease import Devices, TenantGroup
 from whet.core.content import words_of
 from whet.core.types import Distribution, Group, Message, Task
@@ -20,7 +17,6 @@ from whet.endpoint.judge_model import JudgeModel
 from whet.endpoint.server import Endpoint
 from whet.engines.base import PausableEngine, pausable
 from whet.learner.base import Learner, Scorer
-from whet.losses.off_policy import MISMATCH
 from whet.metrics.rollout_file import write_rollouts
 from whet.rollouts.blend import Blend
 from whet.rollouts.filters import Filter
@@ -33,6 +29,8 @@ from whet.rollouts.source import RolloutSource
 from whet.rollouts.unheard import Unheard
 from whet.run.build import build_generator, build_sync, further_players
 from whet.run.evaluate import check_sets, evaluate_recipe
+from whet.run.evaluation_warnings import EvaluationWarnings
+from whet.run.mismatch_alarm import MismatchAlarm
 from whet.run.policies import cast_of
 from whet.run.policy import Sampler
 from whet.tasks.isolated import IsolatedEnvironments
@@ -43,8 +41,6 @@ if TYPE_CHECKING:
     from whet.cluster.base import Cluster
     from whet.run.recipe import Recipe
     from whet.run.steps import Lesson
-
-log = logging.getLogger(__name__)
 
 
 class Feed:
@@ -93,32 +89,16 @@ class SampledFeed(Feed):
         devices: Devices | None = None,
         cluster: "Cluster | None" = None,
     ) -> None:
-        self.recipe, self.renderer = recipe, renderer
+        self.recipe = recipe
         self.devices = devices or Devices({}, shared=False)
-        self.generator = build_generator(recipe, renderer, cluster)
-        self.players = further_players(recipe, cluster)
-        generators = [self.generator, *(player.generator for player in self.players.values())]
-        if recipe.devices.placement == "colocated" or all(isinstance(each, PausableEngine) for each in generators):
-            each_pauses = [pausable(each, "devices.placement=colocated") for each in generators]
-            self.devices.tenants["generation"] = TenantGroup(each_pauses) if self.players else each_pauses[0]
-        else:
-            self.devices.shared = False  # it keeps its weights while the learner computes
+        self.main = Player(build_generator(recipe, renderer, cluster), renderer)
+        self.further_players = further_players(recipe, cluster)
+        self._share_devices()
         self.environments = IsolatedEnvironments(recipe.taskset.open())
-        self.environments.use_policy(JudgeModel(self.generator, renderer, recipe.generator.max_context).answer)
+        judge = JudgeModel(self.main.generator, renderer, recipe.generator.max_context)
+        self.environments.use_policy(judge.answer)
         self.endpoint = Endpoint(renderer, recipe.endpoint)
-        player = GroupPlayer(
-            recipe.rollouts,
-            recipe.sampling,
-            self.environments,
-            self.generator,
-            renderer,
-            rewards=recipe.rewards,
-            declared=recipe.taskset.score_names,
-            blend=recipe.taskset if isinstance(recipe.taskset, Blend) else None,
-            seed=recipe.seed,
-            endpoint=self.endpoint,
-            cast=cast_of(recipe, Player(self.generator, renderer), self.players),
-        )
+        player = self._group_player()
         source = RolloutSource(
             recipe.rollouts,
             tasks_of(recipe.taskset, "train"),
@@ -129,22 +109,47 @@ class SampledFeed(Feed):
             seed=recipe.seed,
         )
         super().__init__(source, recipe.sampling.distribution, recipe.sampling.max_new_tokens, len(source.tasks))
-        self._disagrees = False  # in the last step
-        self._checked = self._warned_of_accuracy = self._warned_of_both = False
-        self._apart = set[str]()  # evaluated tasks that are not trained on
+        self.sampler = self._sampler(recipe, player, self.main)
+        self.further = {
+            name: self._sampler(recipe.of_policy(name), player, each) for name, each in self.further_players.items()
+        }
+        self._checked_sets = False
+        self._evaluation_warnings = EvaluationWarnings(source.tasks, recipe.evaluation.split)
+        self._mismatch_alarm = MismatchAlarm(recipe.rollouts, self.further_players)
         estimator = recipe.online.estimator
         self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
         self._unheard = Unheard()
-        sync = build_sync(recipe, _probe_text(renderer, source.tasks[0]), self.devices)
-        self.sampler = Sampler(player, self.generator, sync)
-        self.further = {
-            name: Sampler(
-                player,
-                each.generator,
-                build_sync(recipe.of_policy(name), _probe_text(each.renderer, source.tasks[0]), self.devices),
-            )
-            for name, each in self.players.items()
-        }
+
+    def _share_devices(self) -> None:
+        """Let the engines take turns with the learner, if they can pause. Otherwise they keep their weights while the
+        learner computes."""
+        engines = [self.main.generator, *(player.generator for player in self.further_players.values())]
+        if self.recipe.devices.placement == "colocated" or all(isinstance(each, PausableEngine) for each in engines):
+            pausing = [pausable(each, "devices.placement=colocated") for each in engines]
+            self.devices.tenants["generation"] = TenantGroup(pausing) if len(pausing) > 1 else pausing[0]
+        else:
+            self.devices.shared = False
+
+    def _group_player(self) -> GroupPlayer:
+        recipe = self.recipe
+        return GroupPlayer(
+            recipe.rollouts,
+            recipe.sampling,
+            self.environments,
+            self.main.generator,
+            self.main.renderer,
+            rewards=recipe.rewards,
+            declared=recipe.taskset.score_names,
+            blend=recipe.taskset if isinstance(recipe.taskset, Blend) else None,
+            seed=recipe.seed,
+            endpoint=self.endpoint,
+            cast=cast_of(recipe, self.main, self.further_players),
+        )
+
+    def _sampler(self, recipe: "Recipe", group_player: GroupPlayer, player: Player) -> Sampler:
+        """Return the parts that one policy, whose recipe is given, samples with."""
+        text = _probe_text(player.renderer, self.source.tasks[0])
+        return Sampler(group_player, player.generator, build_sync(recipe, text, self.devices))
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
         self.recipe.weights.check_device(learners["policy"].facts.device, self.recipe.shares_nodes)
@@ -154,56 +159,22 @@ class SampledFeed(Feed):
         return learners
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
-        if not self._checked:
-            await check_sets(self.recipe.evaluation.sets, self.renderer)
-            self._checked = True
+        if not self._checked_sets:
+            await check_sets(self.recipe.evaluation.sets, self.main.renderer)
+            self._checked_sets = True
         async with self.devices.acquire("generation"):
-            main = Player(self.generator, self.renderer)
-            report = await evaluate_recipe(self.recipe, self.environments, main, self.endpoint, self.players)
-        both = [] if self._warned_of_both else self._trained_on({task.uid for task, _ in report.episodes})
-        if both:
-            self._warned_of_both = True
-            log.warning(
-                "%d of the %d tasks that are evaluated are trained on, such as %s, so their accuracy says little about "
-                "other tasks: return others for the split test", len(both), report.n, both[0],
-            )  # fmt: skip
-        if report.by_sign and not self._warned_of_accuracy:
-            self._warned_of_accuracy = True
-            log.warning(
-                "evaluation/accuracy is the share of rewards above 0, because answers have no score 'correct', and "
-                "rewards other than 0 and 1: compare evaluation/reward, or return a score 'correct'"
+            report = await evaluate_recipe(
+                self.recipe, self.environments, self.main, self.endpoint, self.further_players
             )
+        self._evaluation_warnings.check(report)
         return report.metrics()
 
-    def _trained_on(self, evaluated: set[str]) -> list[str]:
-        """Return the evaluated tasks of the split ``test`` that are trained on. The training tasks are walked over,
-        because they may be many more than can be held."""
-        new = evaluated - self._apart if self.recipe.evaluation.split == "test" else set[str]()
-        both = [task.uid for task in self.source.tasks if task.uid in new] if new else []
-        self._apart |= new.difference(both)
-        return list(dict.fromkeys(both))
-
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Warn at the first step at which generator and learner disagree, and if nothing can be learned. Raises
-        ``WhetError`` above ``rollouts.max_mismatch``."""
+        """Warn if nothing can be learned, or if generator and learner disagree. Raises ``WhetError`` above
+        ``rollouts.max_mismatch``."""
         if self._no_signal is not None:
             self._no_signal.check(step, values)
-        rollouts, old = self.recipe.rollouts, values.get("staleness/max", 0.0)
-        keys = [MISMATCH, *(f"{FURTHER}/{name}/{MISMATCH}" for name in self.players)]
-        error, key = max((values.get(key, 1.0), key) for key in keys)
-        cause = "`whet doctor RECIPE` looks for the cause"
-        if old:
-            cause = f"Some were sampled by weights {old:g} steps old, which explains a part of it; {cause} of the rest"
-        message = (
-            f"in step {step} {key} is {error:.4g}, above rollouts.{{}} = {{:g}}: the log-probs that the generator "
-            f"gives its tokens are not the learner's. {cause}"
-        )
-        if rollouts.max_mismatch is not None and error > rollouts.max_mismatch:
-            raise WhetError(message.format("max_mismatch", rollouts.max_mismatch))
-        disagrees = error > rollouts.mismatch_alarm
-        if disagrees and not self._disagrees:
-            log.warning(message.format("mismatch_alarm", rollouts.mismatch_alarm))
-        self._disagrees = disagrees
+        self._mismatch_alarm.check(step, values)
 
     def record(self, folder: Path, step: int, groups: list[Group], lessons: "Sequence[Lesson]") -> None:
         self.source.ledger.write(folder)
@@ -218,8 +189,8 @@ class SampledFeed(Feed):
 
     async def close(self) -> None:
         async with Closing() as closing:
-            closing.closes("the generator", self.generator.close)
-            for name, player in self.players.items():
+            closing.closes("the generator", self.main.generator.close)
+            for name, player in self.further_players.items():
                 closing.closes(f"the generator of {name}", player.generator.close)
             closing.closes("the endpoint", self.endpoint.close)
             closing.closes("the environments", self.environments.close)
