@@ -47,6 +47,7 @@ from whet.run.policies import in_words, models_of, plays
 from whet.run.policy import Policy
 from whet.run.recipe import Recipe
 from whet.run.rows_feed import RowsFeed
+from whet.run.saver import Saver
 from whet.run.signals import StopRequest, stop_signals
 from whet.run.steps import OnStep, Restarts, Run
 from whet.run.usage import Usage
@@ -191,16 +192,16 @@ async def open_run(
             for each in (policy, *further):
                 await each.load(each.place(checkpoint.folder))
             feed.source.load_state(checkpoint.state["source"], checkpoint.step)
+        place = Place(folder)
         run = Run(
             recipe=recipe,
-            place=Place(folder),
+            place=place,
             start=step,
             feed=feed,
             policy=policy,
             further=further,
             scorers=policy.learners,
-            store=store,
-            mirror=mirror,
+            saver=Saver(place, store, mirror, (policy, *further)),
             devices=devices,
             sinks=sinks,
             usage=Usage.of(recipe, folder, policy.learners),
@@ -208,7 +209,7 @@ async def open_run(
             stop=stop or StopRequest(),
             restarts=restarts or Restarts(),
         )
-        closing.closes("the checkpoint that is being written", run.saving.close)
+        closing.closes("the checkpoint that is being written", run.saver.close)
         if resuming and checkpoint is None:
             log.warning("%s has no complete checkpoint yet: the run starts again from the beginning", folder)
         if resuming:

@@ -1,31 +1,24 @@
 """A run in progress: what the loop works with, and the work between two steps (publish, log, evaluate, save)."""
 
-import asyncio
 import logging
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from whet.base.errors import DataError, WhetError
+from whet.base.errors import DataError
 from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
-from whet.checkpoint.background import BackgroundSave
 from whet.checkpoint.crash_points import crash_point
-from whet.checkpoint.manifest import CheckpointError
-from whet.checkpoint.mirror import Mirror
-from whet.checkpoint.store import CheckpointStore
 from whet.cluster.lease import Devices
 from whet.core.batch import Batch
 from whet.core.types import Group
 from whet.data.source import Source
 from whet.learner.base import Learner, Scorer
-from whet.learner.state import FACTS
 from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace, write_played
 from whet.metrics.sinks import OpenSinks
@@ -38,6 +31,7 @@ from whet.run.measures import batch_values, idle_shares, split_generation, throu
 from whet.run.patience import Patience
 from whet.run.policy import Policy
 from whet.run.recipe import Recipe
+from whet.run.saver import Saver
 from whet.run.signals import Stopped, StopRequest
 from whet.run.usage import Usage
 from whet.tasks.base import called
@@ -83,8 +77,7 @@ class Run:
     feed: Feed
     policy: Policy
     scorers: Mapping[str, Scorer]  # the policy's learners, except for outputs that the feed has cached
-    store: CheckpointStore
-    mirror: Mirror | None
+    saver: Saver
     devices: Devices  # taken in turns where learners and generator share them
     sinks: OpenSinks
     usage: Usage
@@ -93,7 +86,6 @@ class Run:
     clock: Clock = field(default_factory=Clock)
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
-    saving: BackgroundSave = field(default_factory=BackgroundSave)  # the checkpoint that is being written
     stop: StopRequest = field(default_factory=StopRequest)  # a signal's, looked at after each step
     restarts: Restarts = field(default_factory=Restarts)
     on_step: OnStep | None = None
@@ -212,36 +204,46 @@ class Run:
     async def housekeeping(self, step: int, groups: list[Group], lessons: Sequence[Lesson]) -> None:
         """Log, evaluate and save, in this order, so that a step's metrics are on disk before its checkpoint. Then call
         ``on_step``. Raises ``Stopped`` afterwards if a signal asked for it."""
-        self.saving.check()
+        self.saver.check()
         self.place.check()
         values, times = self._log(step, lessons)
         await compute(self.feed.record, self.folder, step, groups, lessons)
         crash_point("step.logged")
-        steps, every = self.recipe.steps, self.recipe.evaluation.every
-        measured = step == steps or (every and step % every == 0 and self.stop.by is None)  # there may be no time left
-        measures = await self._evaluate(step) if measured else {}
-        stopping = self.stop.by if step < steps or measures is None else None
+        measures = await self._evaluate(step) if self._evaluation_due(step) else {}
+        stopping = self.stop.by if step < self.recipe.steps or measures is None else None
         measures = measures or {}
-        metric = measures.get(self.recipe.checkpoints.best_metric)
-        is_best = step < steps and self.patience.measure(step, measures)
-        if stopping or is_best or self.patience.over or self.recipe.checkpoints.due(step, steps):
-            async with self.phase("checkpoint", "learning"):
-                await self.save(step, metric)
-        if stopping or self.patience.over or step == steps:
-            async with self.phase("checkpoint"):
-                await self.saving.finish()
+        await self._save_if_due(step, measures, stopping is not None)
         for name, seconds in self.clock.lap().items():  # the time since then belongs to this step, not to the next
             times[name] = times.get(name, 0.0) + seconds
         ended = {"run/steps": float(step)} if self.patience.over else {}
         self.sinks.write(step, times | self.usage.spend(times["time/step"]) | ended)
         self.sinks.finish_step(step)
-        log.info("step %d of %d took %s", step, steps, seconds_by_phase(times))
+        log.info("step %d of %d took %s", step, self.recipe.steps, seconds_by_phase(times))
         if self.on_step is not None:
             await self._call_on_step(self.on_step, step, values | measures | times)
         PROGRESS.where = self._step(step + 1)
         crash_point("step.done")
-        if stopping:
+        if stopping is not None:
             raise Stopped(stopping, self.stop.why, self._saved(step))
+
+    def _evaluation_due(self, step: int) -> bool:
+        every = self.recipe.evaluation.every
+        in_between = every > 0 and step % every == 0 and self.stop.by is None  # else there may be no time left
+        return step == self.recipe.steps or in_between
+
+    async def _save_if_due(self, step: int, measures: dict[str, float], stopping: bool) -> None:
+        """Save if the recipe says so, if the weights are the best so far, and if the run ends. Then also wait for the
+        checkpoint to be complete."""
+        checkpoints, steps = self.recipe.checkpoints, self.recipe.steps
+        is_best = step < steps and self.patience.measure(step, measures)
+        ends_early = stopping or self.patience.over
+        if ends_early or is_best or checkpoints.due(step, steps):
+            async with self.phase("checkpoint", "learning"):
+                state = {"step": step, "source": self.source.state(), "patience": self.patience.state()}
+                await self.saver.save(step, state, measures.get(checkpoints.best_metric))
+        if ends_early or step == steps:
+            async with self.phase("checkpoint"):
+                await self.saver.finish()
 
     def _saved(self, step: int) -> str:
         """Return what a user reads when a run stops after a step."""
@@ -258,52 +260,10 @@ class Run:
             error.add_note(f"on_step raised this after step {step}. Resume with: whet.resume({str(self.folder)!r})")
             raise
 
-    async def save(self, step: int, metric: float | None) -> None:
-        """Write a checkpoint of the trained roles and of the source; with asynchronous checkpoints, return when a copy
-        exists. ``metric`` is the best metric, if measured."""
-        self.place.check()
-        state = {"step": step, "source": self.source.state(), "patience": self.patience.state()}
-        if self.recipe.checkpoints.asynchronous:
-            await self.saving.begin(step, lambda copied: self._save(step, copied, state, metric))
-        else:
-            await self._save(step, None, state, metric)
-
-    async def _save(
-        self, step: int, copied: asyncio.Event | None, state: dict[str, object], metric: float | None
-    ) -> None:
-        try:
-            await self.store.save(step, partial(self._write, copied), state, metric)
-        except WhetError:
-            self.place.check()  # says why, if the folder was moved meanwhile
-            raise
-        if self.mirror is not None and not await self.mirror.copy(self.folder, step, self.store.steps()):
-            self.metrics.sum("checkpoint/mirror_failed", 1)
-
-    async def _write(self, copied: asyncio.Event | None, folder: Path) -> None:
-        """Write into the folder of a checkpoint. With ``copied``, write in the background; it is set when training may
-        continue."""
-        learners = {
-            policy.place(folder) / role: policy.learners[role] for policy in self.policies for role in policy.trained
-        }
-        for place, learner in learners.items():
-            place.mkdir(parents=True)
-            await (learner.save if copied is None else learner.begin_save)(place)
-        if copied is not None:
-            copied.set()
-            crash_point("step.copied")
-            for learner in learners.values():
-                await learner.finish_save()
-        for place in learners:
-            if not (place / FACTS).is_file():
-                raise CheckpointError(
-                    f"the learner of {place.relative_to(folder)} reports that it has saved, but {place} has no "
-                    f"{FACTS}; the run folder must be one that all nodes see"
-                )
-
     def _log(self, step: int, lessons: Sequence[Lesson]) -> tuple[dict[str, object], dict[str, float]]:
         """Write the metrics of the step. Return them, and its seconds by phase so far."""
         tally, timing = self.source.tally()
-        values: dict[str, Any] = tally.join(self.metrics).result()
+        values: dict[str, Any] = tally.join(self.metrics.merge(self.saver.tally())).result()
         self.metrics = Metrics()
         lap = self.clock.lap()
         values |= idle_shares(lap, timing, self.devices.shared)
