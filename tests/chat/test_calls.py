@@ -123,7 +123,7 @@ def test_calls_are_read(format: ReplyFormat, text: str, said: str, calls: list[A
         (TAGS, "<tool_call><function=f><parameter=a>1</function></tool_call>", "closed tags"),
         (TAGS, "<tool_call><function=f><parameter=a>1<parameter=b>2</parameter></function></tool_call>", "has no end"),
         (TAGS, '<tool_call>{"name": "f"}</tool_call>', "not a function in tags"),
-        (KEYS, "<tool_call>f<arg_key>a</arg_key></tool_call>", "its end is not marked"),
+        (KEYS, "<tool_call>f<arg_key>a</arg_key></tool_call>", "closed tags"),
         (KEYS, '<tool_call>{"name": "f"}</tool_call>', "does not begin with a name"),
         (NAMED, "[TOOL_CALLS]f[ARGS]oops", "not valid JSON"),
         (JSON, '{"name": "f", "parameters": {"a": }', "not valid JSON"),

@@ -199,6 +199,15 @@ def test_a_broken_call_is_an_error_for_the_model(name: str, text: str) -> None:
     assert read["content"] == text.removeprefix("</think>")
 
 
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"gpt-oss"}))  # only control tokens tell where its calls end
+def test_a_reply_that_was_cut_has_no_call_with_a_part_of_the_arguments(name: str) -> None:
+    renderer, said = renderer_of(name), reply(name, 1)
+    text = renderer.decode(renderer.render_reply([ASKED], said, TOOLS))
+    for end in range(len(text)):
+        for call in renderer.replies.parse(text[:end], TOOLS).get("tool_calls", []):
+            assert call["function"] == said["tool_calls"][0]["function"]
+
+
 PIECES = [
     *(token for family in FAMILIES.values() for token in (*family.special, *family.added)),
     *('{"text": "1"}', "add", "functions.add:0", "call:add{", "}", "[add(text='", "')]", "to=functions.add", "json"),

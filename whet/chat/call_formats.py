@@ -110,7 +110,7 @@ class CallFormat:
 
     def _marked(self, text: str, parts: Parts, tools: Tools | None) -> str:
         """Add the calls between marks to ``parts``. Return the rest of the text. Strings of JSON may contain marks; the
-        last closing mark may be missing."""
+        last closing mark may be missing after JSON."""
         begins = [re.escape(self.before)] * bool(self.before) + [r"(?=<function=)"] * (self.body == "tags")
         begin = re.compile("|".join(begins))
         kept, at = list[str](), 0

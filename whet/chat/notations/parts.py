@@ -46,3 +46,11 @@ def closed(text: str, at: int, mark: str, problem: str = "its end is not marked"
     if at < len(text) and not text.startswith(mark, at):
         raise ValueError(problem)
     return min(len(text), at + len(mark))
+
+
+def ended(text: str, at: int, mark: str) -> int:
+    """Return the position after a closing mark. Raises ``ValueError`` if it is missing, also at the end of the text."""
+    at = skip(SPACE, text, at)
+    if not text.startswith(mark, at):
+        raise ValueError(f"its arguments are not in closed tags, or {mark} is missing")
+    return at + len(mark)

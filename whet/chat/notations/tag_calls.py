@@ -1,11 +1,12 @@
 """Calls whose arguments are written one by one in tags: Qwen3-Coder, Qwen 3.5 and Nemotron 3 (``<function=...>``), GLM
-(``<arg_key>``), MiniMax M2 (``<invoke name=...>``)."""
+(``<arg_key>``), MiniMax M2 (``<invoke name=...>``). A call without an end is an error: it may have been cut between two
+arguments."""
 
 import re
 from typing import Any
 
 from whet.chat.notations.arguments import functions, typed, types_of
-from whet.chat.notations.parts import SPACE, Tools, closed, skip
+from whet.chat.notations.parts import SPACE, Tools, closed, ended, skip
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
@@ -21,14 +22,10 @@ def tags_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[obj
     if not named:
         raise ValueError("it is not a function in tags")
     call, at = _call_of(named[1], _PARAMETER, "<parameter=", text, named.end(), tools)
-    at = skip(SPACE, text, at)
-    for end in ("</function>", after):
-        if text.startswith(end, at):
-            at += len(end)
-            at = skip(SPACE, text, at) if text.startswith(after, skip(SPACE, text, at)) else at
-        elif end == "</function>" and at < len(text) and not text.startswith(after or "</function>", at):
-            raise ValueError("its parameters are not in closed tags")
-    return call, at
+    if after and text.startswith(after, skip(SPACE, text, at)):  # some models leave out the inner mark
+        return call, ended(text, at, after)
+    at = ended(text, at, "</function>")
+    return call, ended(text, at, after) if text.startswith(after, skip(SPACE, text, at)) else at
 
 
 def keys_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
@@ -37,7 +34,7 @@ def keys_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[obj
     if not named:
         raise ValueError("it does not begin with a name")
     call, at = _call_of(named[1], _KEY, "<arg_key>", text, named.end(), tools)
-    return call, closed(text, at, after)
+    return call, ended(text, at, after)
 
 
 def invoke_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[object, int]:
@@ -45,7 +42,7 @@ def invoke_block(text: str, at: int, after: str, tools: Tools | None) -> tuple[o
     calls = []
     while named := _INVOKE.match(text, at):
         call, at = _call_of(named[1], _NAMED_PARAMETER, '<parameter name="', text, named.end(), tools)
-        at = closed(text, at, "</invoke>", "its parameters are not in closed tags")
+        at = ended(text, at, "</invoke>")
         calls.append(call)
     if not calls:
         raise ValueError("it is not a function in tags")
