@@ -464,6 +464,15 @@ def test_hostile_answers_are_just_wrong(grader, hostile, tmp_path, monkeypatch):
         ("x - 1 = 5", "5", 0),
         ("\\frac{\\theta}{2} = 5", "5", 0),
         ("x - 5 = 0", "x = 5", 0),
+        ("2", "2 n - n^2", False),  # letters behind a number are not a unit
+        ("2 n - n^2", "2", False),
+        ("n(2 - n)", "2 n - n^{2}", True),
+        ("5 a b", "5 x y", False),
+        ("\\frac{1}{2}", "\\frac{1}{2} abc", False),
+        ("9", "3 + 6 m", False),
+        ("m(m + 3)", "m^2 + 3 m", True),
+        ("\\frac{3 + \\sqrt{5}}{2} m", "\\frac{3 + \\sqrt{5}}{2}", True),
+        ("3 p.m.", "3\\text{ pm}", True),
     ],
 )
 def test_an_answer_counts_for_what_it_states_not_for_what_could_be_computed(grader, given, gold, correct):

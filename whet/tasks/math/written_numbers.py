@@ -5,9 +5,10 @@ currency, degrees or a unit. They are read exactly; expressions are not computed
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from string import ascii_lowercase
 from typing import Literal
 
-from whet.tasks.math.notation import tidy, whole
+from whet.tasks.math.notation import split, tidy, whole
 
 Form = Literal["integer", "decimal", "fraction", "mixed", "power", "repeating"]
 
@@ -40,6 +41,7 @@ _NOT_UNITS = frozenset(  # words that change the meaning of the number before th
     "thousands mille permille score gross lakh crore squares cubes factorial double doubled twice thrice triple "
     "tripled below above under negative fewer wrong false".split()
 )
+_SIGN = re.compile(r"[+-]")
 _UNIT = re.compile(r"[A-Za-z](?:[A-Za-z .,'/\-]|\^[23])*")
 _UNIT_PART = r"\\text\{[^{}]*\}\s*(?:\^\s*(?:\{\s*-?[1-3]\s*\}|[1-3])\s*)?"
 _UNIT_PRODUCT = rf"{_UNIT_PART}(?:(?:\\cdot|/)?\s*{_UNIT_PART})*"
@@ -206,7 +208,7 @@ def split_unit(text: str) -> tuple[str, str]:
         match := re.fullmatch(r"(.*?[0-9])(cm|mm|km|kg|mph|ft)(?:\^\s*\{?[23]\}?)?", text)
     ):
         unit = re.sub(r"[\s{}]*(\^)[\s{}]*|[{}]", r"\1", match[2]).strip()
-        if len(unit.split("^")[0]) < 3 and unit.split("^")[0].casefold() not in _UNITS:
+        if _are_variables(unit, match[1]):
             return text, ""
     else:
         return text, ""
@@ -214,6 +216,26 @@ def split_unit(text: str) -> tuple[str, str]:
     if not _UNIT.fullmatch(unit) or len(named) > 5 or set(named) & (_NOT_UNITS | _SCALES.keys()):
         return text, ""
     return match[1].rstrip(), unit
+
+
+def _are_variables(letters: str, before: str) -> bool:
+    """Return whether letters behind a number or a formula are variables and not a unit: letters in the order of the
+    alphabet that are not in the table, several single letters, a difference, or a single letter behind a sum.
+
+    >>> [_are_variables(letters, "3") for letters in ("m", "kg m/s", "x y", "abc", "x - y")]
+    [False, False, True, True, True]
+    >>> _are_variables("m", "3 + 6")
+    True
+    """
+    names = re.findall("[a-z]+", letters.casefold().replace(".", ""))
+    single = all(len(name) == 1 for name in names)
+    return (
+        " - " in letters
+        or any(name in ascii_lowercase and name not in _UNITS and name != "a" for name in names)
+        or not any(len(name) > 2 or name in _UNITS for name in names)
+        or (single and len(names) > 1 and "/" not in letters)
+        or (single and len(list(filter(str.strip, split(before, _SIGN)))) > 1)
+    )
 
 
 def _unit(latex: str) -> str:
