@@ -40,6 +40,24 @@ def test_what_it_does_read_is_not(override: str) -> None:
     load(Recipe, "sft-gsm8k", [override])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["optimizer.schedule=constant"], "optimizer.min_lr_ratio"),
+        (["algorithm=sft", "data={type: supervised, path: x.jsonl}"], "sampling.max_new_tokens"),
+    ],
+)
+def test_what_an_override_makes_unused_in_a_file_is_left_out(overrides: list[str], key: str) -> None:
+    assert load(Recipe, "quickstart").origins[key].startswith("quickstart.yaml:")
+    assert load(Recipe, "quickstart", overrides).origins[key] == "default"
+
+
+def test_what_is_unused_in_a_file_without_the_overrides_is_an_error_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: quickstart\noptimizer:\n  schedule: constant\n  min_lr_ratio: 0.1\n")
+    assert f"{path}:4: optimizer.min_lr_ratio: it is read only where" in complaint(path, "steps=3")
+
+
 def test_each_such_setting_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("extends: sft-gsm8k\nsampling:\n  top_k: 3\nrollouts:\n  retries: 9\n")

@@ -6,7 +6,7 @@ one. All mistakes are collected and raised together. Independent of what the set
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -68,11 +68,11 @@ def load(
     tree: Node | None = None
     for layer in layers:
         tree = _merged(root, tree, layer, issues)
-    tree = _merged(root, tree, _read_overrides(root, overrides, issues, tree), issues)
+    of_files, tree = tree, _merged(root, tree, _read_overrides(root, overrides, issues, tree), issues)
     try:
         value = root.from_values(tree.plain())
         files = [_display_path(path, search), *([] if settings is None else [settings.where.rpartition(":")[0]])]
-        if inherited := _unused_inherited(value, tree, files, issues):
+        if inherited := _unused_inherited(value, tree, files, of_files if overrides else None, issues):
             tree = tree.without(inherited)
             value = root.from_values(tree.plain())
     except ValidationError as error:
@@ -117,18 +117,31 @@ def _merged(root: type[Config], tree: Node | None, layer: Node, issues: list[Con
     return merge(Place(root), tree and tree.without((key,) for key in replaced), layer, issues)
 
 
-def _unused_inherited(value: Config, tree: Node, files: list[str], issues: list[ConfigIssue]) -> list[TreePath]:
-    """Return unused settings from parents, which are dropped, because a recipe does not choose all settings of its
-    parents. Unused settings in one of ``files`` or in an override are added to ``issues``."""
+def _unused_inherited(
+    value: Config, tree: Node, files: list[str], without_overrides: Node | None, issues: list[ConfigIssue]
+) -> list[TreePath]:
+    """Return unused settings that are dropped: ones from parents, because a recipe does not choose all settings of its
+    parents, and ones from ``files`` that are unused because of the overrides. Other unused settings are added to
+    ``issues``."""
     inherited = []
-    for key, why in value.unused().items():
+    unused, in_files = value.unused(), tuple(f"{file}:" for file in files)
+    before = _unused_in(type(value), without_overrides) if unused and without_overrides is not None else unused
+    for key, why in unused.items():
         path = tuple(key.split("."))
         where = tree.find(path)[0].where
-        if where.startswith(("override ", *(f"{file}:" for file in files))):
+        if where.startswith("override ") or (where.startswith(in_files) and key in before):
             issues.append(ConfigIssue(key, where, why))
         else:
             inherited.append(path)
     return inherited
+
+
+def _unused_in(root: type[Config], tree: Node) -> Collection[str]:
+    """Return the keys of unused settings, none if the settings are not valid."""
+    try:
+        return root.from_values(tree.plain()).unused()
+    except ValidationError:
+        return ()
 
 
 def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
