@@ -11,9 +11,10 @@ import pytest
 
 from tests.grids import grid, taking_turns
 from tests.launch.conftest import Schedulers, whet
-from whet.launch.job import Record, launches
+from whet.launch.job import Record, launches, next_folder
 from whet.launch.schedulers import SCHEDULERS
 from whet.launch.submit import states
+from whet.processes.machine import start_time
 
 TRAIN = ("train", "quickstart", "steps=3", "--folder", "runs/a b")
 KINDS = {"here": "local", "box": "docker", "cluster": "slurm", "pods": "kubernetes", "cloud": "skypilot"}
@@ -215,6 +216,33 @@ def test_a_killed_job_is_lost_where_its_scheduler_forgets_it(
     schedulers.wait(lambda: phase() == "lost")
     assert whet("runs") == 0
     assert "lost" in capfd.readouterr().out
+
+
+def test_a_process_id_that_was_used_again_is_of_another_job(tmp_path: Path) -> None:
+    process = os.getpid()
+    facts = {"host": os.uname().nodename, "started": start_time(process)}
+    jobs = [
+        Record(str(process), "local", "here", {}, [], "", "", 0.0, extra=extra, folder=tmp_path / name)
+        for name, extra in (("old", facts | {"started": "1"}), ("new", facts))
+    ]
+    assert [state.phase for state in states(jobs).values()] == ["lost", "running"]
+
+
+def test_a_copy_of_a_launch_is_not_one(tmp_path: Path) -> None:
+    for name in ("10", "9", "9 (copy)"):
+        (tmp_path / "launch" / name).mkdir(parents=True)
+        (tmp_path / "launch" / name / "job.json").touch()
+    assert [folder.name for folder in launches(tmp_path)] == ["9", "10"]
+    assert next_folder(tmp_path).name == "11"
+
+
+def test_checkouts_of_one_name_have_a_difference_each(schedulers: Schedulers, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(Path("/a/code"), "1", "first"), (Path("/b/code"), "2", "second"), (Path("/c/more"), "3", "third")]
+    monkeypatch.setattr("whet.launch.job._checkouts", lambda *_: found)
+    schedulers.set("finish", "0")
+    assert whet(*TRAIN, "--batch", "here") == 0
+    texts = {path.name: path.read_text() for path in launches(Path("runs/a b"))[-1].glob("*.diff")}
+    assert texts == {"code.diff": "first", "code-2.diff": "second", "more.diff": "third"}
 
 
 def test_an_attached_job_that_is_lost_is_an_error(schedulers: Schedulers) -> None:

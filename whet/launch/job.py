@@ -111,13 +111,19 @@ class Record:
 
 def launches(run: Path) -> list[Path]:
     """Return the folders of a run's launches, the oldest first."""
-    return sorted((path.parent for path in run.glob(f"{FOLDER}/*/{RECORD}")), key=lambda path: int(path.name))
+    return [folder for folder in _numbered(run) if (folder / RECORD).exists()]
 
 
 def next_folder(run: Path) -> Path:
     """Return the folder of the next launch of a run. Nothing is created."""
-    numbers = [int(path.name) for path in run.glob(f"{FOLDER}/*") if path.name.isdecimal()]
-    return run / FOLDER / str(max(numbers, default=0) + 1)
+    number = max((int(folder.name) for folder in _numbered(run)), default=0) + 1
+    return run / FOLDER / str(number)
+
+
+def _numbered(run: Path) -> list[Path]:
+    """Return the folders of launches in their order; others, such as copies, are left out."""
+    numbered = (path for path in run.glob(f"{FOLDER}/*") if path.name.isdecimal())
+    return sorted(numbered, key=lambda path: int(path.name))
 
 
 def keep(job: Job) -> dict[str, str]:
@@ -129,7 +135,8 @@ def keep(job: Job) -> dict[str, str]:
     commits = {}
     for checkout, commit, difference in _checkouts(job.working_folder, Path(whet.__file__).parent):
         commits[str(checkout)] = commit
-        write_atomically(job.folder / f"{checkout.name}.diff", difference)
+        alike = sum(Path(other).name == checkout.name for other in commits) - 1
+        write_atomically(job.folder / f"{checkout.name}{f'-{alike + 1}' if alike else ''}.diff", difference)
     return commits
 
 

@@ -28,11 +28,11 @@ def launch(job: Job) -> Record:
 
 
 def states(records: Iterable[Record]) -> dict[Record, State]:
-    """Return the state of each job. Each scheduler is asked once; for a scheduler that can't be asked, the state says
-    why."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
+    """Return the state of each job. Each scheduler is asked once; this machine, which uses process ids again, for each
+    job. For a scheduler that can't be asked, the state says why."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
     for each in records:
-        place = (each.kind, each.profile.get("context") or "", each.profile.get("namespace") or "")
+        place = (each.kind, each.profile.get("context") or "", each.profile.get("namespace") or "", str(each.extra))
         groups.setdefault(place, []).append(each)
     answers: dict[Record, State] = {}
     for (kind, *_), members in groups.items():
