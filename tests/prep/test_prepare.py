@@ -21,6 +21,7 @@ from whet.data.row import read_rows
 from whet.data.row_kinds import Conversation
 from whet.data.rows import ScoredRows
 from whet.prep import prepare as module
+from whet.prep import shards
 from whet.prep.config import PrepConfig
 from whet.prep.contamination import Contamination
 from whet.prep.duplicates import Keys, key_of, seen_before
@@ -172,6 +173,27 @@ def test_a_killed_preparation_continues_with_the_source_that_was_not_finished(
     assert prepare(settings, out) == whole
     assert reads == ["a", "b", "b"]
     assert read(out, "train") == read(tmp_path / "whole", "train")
+
+
+def test_a_call_that_fails_while_it_merges_publishes_no_part_of_a_shard_and_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, out = config(tmp_path, {"a": texts(0, 9)}, validation=0.0, shard_rows=4), tmp_path / "out"
+    copies, merged = shards._copies, list[str]()
+
+    def failing(*row: Any) -> int:
+        merged.append(row[-1])
+        if len(merged) == 7:
+            raise DataError("no room")
+        return copies(*row)
+
+    monkeypatch.setattr(shards, "_copies", failing)
+    with pytest.raises(DataError, match="no room"):
+        prepare(settings, out)
+    assert [path.name for path in out.glob("*.jsonl")] == ["train-00000.jsonl"], "the shard that is complete"
+    (out / f".train-00001.jsonl.{2**22 + 1}-0a1b2c3d").touch()  # of a process that was killed
+    assert prepare(settings, out).rows("train") == 9
+    assert len(read(out, "train")) == 9
 
 
 def test_shares_copy_and_choose_rows_by_the_seed(tmp_path: Path) -> None:

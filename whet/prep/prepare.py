@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from whet import __version__
 from whet.base.digests import sha256
 from whet.base.errors import DataError
-from whet.base.files import check_writable, replacing, write_atomically
+from whet.base.files import check_writable, remove_leftovers, replacing, write_atomically
 from whet.base.progress import PROGRESS
 from whet.base.strict_json import JsonObject
 from whet.config.issues import did_you_mean
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_STAGE = ".stage"  # the folder of the rows that are read, until they are merged
 _WEB = ("hf:", "http://", "https://")
 _SHARDS = "{split}-[0-9][0-9][0-9][0-9][0-9].jsonl"  # the names of the files of a split
 _EARLY = 1000  # rows after which too many wrong ones stop a source
@@ -65,7 +66,8 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
             return present
         why = problems[0] if present.key == key else present.difference(settings, versions, files)
         raise DataError(f"{folder}: {why}; replace it with --force, or choose another --out")
-    if present is None and folder.is_dir() and {path.name for path in folder.iterdir()} - {".stage"} and not force:
+    remove_leftovers(folder)
+    if present is None and _holds_other_files(folder) and not force:
         raise DataError(f"{folder} is not empty and has no {FILE}; choose another --out, or replace it with --force")
     _check_kept(folder, [file for inputs in (*files.values(), *against) for file in inputs])
     renderer = _renderer(config)
@@ -74,7 +76,7 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
     for name, source in config.sources.items():
         PROGRESS.begin(f"reading {name}")
         digest = _digest(settings, versions, files[name], sample, against)
-        stage = stages[name] = folder / ".stage" / f"{name}-{digest[:16]}"
+        stage = stages[name] = folder / _STAGE / f"{name}-{digest[:16]}"
         if not (stage / "tally.json").is_file():
             with replacing(stage) as staging:
                 staging.mkdir()
@@ -85,15 +87,25 @@ def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, fo
         manifest.sources[name].files = {_absolute(file): digest for file, digest in files[name].items()}
     PROGRESS.begin("writing the splits")
     (folder / FILE).unlink(missing_ok=True)  # a folder without a manifest is incomplete
-    for split in SPLITS:
-        for old in folder.glob(_SHARDS.format(split=split)):
-            old.unlink()
+    for old in _shards(folder):
+        old.unlink()
     write_splits(config, stages, folder, manifest)
     for name, tally in manifest.sources.items():
         tally.check(name)
     manifest.write(folder)
-    shutil.rmtree(folder / ".stage")
+    shutil.rmtree(folder / _STAGE)
     return manifest
+
+
+def _shards(folder: Path) -> set[Path]:
+    return {path for split in SPLITS for path in folder.glob(_SHARDS.format(split=split))}
+
+
+def _holds_other_files(folder: Path) -> bool:
+    """Return whether a folder without a manifest holds more than a call that was killed, or failed, has left."""
+    stage = folder / _STAGE
+    left = {stage, *_shards(folder)} if stage.is_dir() else set()
+    return folder.is_dir() and any(path not in left for path in folder.iterdir())
 
 
 def _check_kept(folder: Path, inputs: Sequence[str]) -> None:

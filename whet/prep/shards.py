@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Self
 
 from whet.base.digests import sha256
 from whet.base.errors import DataError
@@ -32,9 +33,7 @@ def write_splits(config: "PrepConfig", stages: dict[str, Path], folder: Path, ma
     """Write the rows of all stages into shards, without duplicates."""
     seen = seen_before(config.duplicates, config.near, sum(tally.kept for tally in manifest.sources.values()))
     with ExitStack() as stack:
-        writers = {split: _Shards(folder, split, config.shard_rows) for split in SPLITS}
-        for writer in writers.values():
-            stack.callback(writer.close)
+        writers = {split: stack.enter_context(_Shards(folder, split, config.shard_rows)) for split in SPLITS}
         for name, stage in stages.items():
             tally, share = manifest.sources[name], config.sources[name].share
             kind = config.sources[name].rows.kind
@@ -88,30 +87,40 @@ def _split(question: str, config: "PrepConfig") -> str:
 
 
 class _Shards:
-    """The files of one split, each published when it is full."""
+    """The files of one split, each published when it is full, the last one unless an error ends the block."""
 
     def __init__(self, folder: Path, split: str, shard_rows: int) -> None:
         self._folder, self._split, self._size = folder, split, shard_rows
         self.files: dict[str, JsonObject] = {}
         self.rows = 0
-        self._stack: ExitStack | None = None
+        self._open = ExitStack()  # the file that is being written
         self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._publish()
+        else:
+            self._open.__exit__(kind, error, traceback)
 
     def write(self, line: str) -> None:
         if self._file is None:
             self._name = f"{self._split}-{len(self.files):05d}.jsonl"
-            self._stack = ExitStack()
-            staging = self._stack.enter_context(replacing(self._folder / self._name))
-            self._file = self._stack.enter_context(staging.open("w", encoding="utf-8"))
+            staging = self._open.enter_context(replacing(self._folder / self._name))
+            self._file = self._open.enter_context(staging.open("w", encoding="utf-8"))
             self._in_file = 0
         self._file.write(line)
         self.rows += 1
         self._in_file += 1
         if self._in_file == self._size:
-            self.close()
+            self._publish()
 
-    def close(self) -> None:
-        if self._stack is not None:
-            self._stack.close()
-            self._stack = self._file = None
+    def _publish(self) -> None:
+        if self._file is not None:
+            self._file = None
+            self._open.close()
             self.files[self._name] = {"rows": self._in_file, "sha256": sha256(self._folder / self._name)}
