@@ -61,7 +61,10 @@ def rows_of(task: str, answers: Answers, form: Form, dropped: Counter[str]) -> l
     """Return the rows of the answers to a task. In pairs the rarer kind, right or wrong, is repeated."""
     if not answers:
         return []
-    size, first = _prompt_size(answers), next(iter(answers.values()))
+    if (size := _prompt_size(answers)) is None:
+        dropped["without a common prompt"] += len(answers)
+        return []
+    first = next(iter(answers.values()))
     begin: JsonObject = {"prompt": [_plain(message) for message in first.messages[:size]]}
     if first.tools:
         begin["tools"] = first.tools
@@ -92,12 +95,14 @@ def _plain(message: Message) -> JsonObject:
     return kept | {"content": text_of(content).strip() if message["role"] == "assistant" else content}
 
 
-def _prompt_size(answers: Answers) -> int:
-    """Return the number of messages before the first reply in which the answers to a task differ."""
+def _prompt_size(answers: Answers) -> int | None:
+    """Return the number of messages before the first reply in which the answers to a task differ. None if they differ
+    in a message before that, as where an environment begins each episode differently."""
     talks = [record.messages for record in answers.values()]
     same = len([*takewhile(lambda turn: all(each == turn[0] for each in turn), zip(*talks, strict=False))])
     most = min([same, *(len(talk) - 1 for talk in talks)])
-    return next(size for size in range(most, 0, -1) if all(talk[size]["role"] == "assistant" for talk in talks))
+    sizes = range(most, 0, -1)
+    return next((size for size in sizes if all(talk[size]["role"] == "assistant" for talk in talks)), None)
 
 
 def _is_right(record: RolloutRecord) -> bool:
