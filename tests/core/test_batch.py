@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.groups import episode, group, groups
 from whet.base.errors import DataError
-from whet.core.batch import Batch
+from whet.core.batch import Batch, ModelOutput
 from whet.core.expert_ids import decode, encode
 from whet.core.forest import MIN_COMMON_PREFIX, counted
 from whet.core.packing import pack
-from whet.core.types import Episode, Group, Span, Status, Task, Trajectory
+from whet.core.types import Distribution, Episode, Group, Span, Status, Task, Trajectory
 
 
 def paths(batch: Batch) -> list[tuple[list[int], list[bool]]]:
@@ -195,6 +195,25 @@ def test_user_defined_columns_are_selected_along_their_axis(made, data):
     for micro in (m for rank in pack(batch, 2, 400) for m in rank):
         assert torch.equal(micro.batch.column("of_token"), batch.column("of_token")[micro.tokens])
         assert micro.batch.column("of_sequence").numel() == micro.batch.sequences
+
+
+def test_a_new_batch_has_what_was_sampled_and_no_further_column():
+    made = [group("a", [1, 2], [[3, 4], [5]])]
+    batch = Batch.from_groups(made)
+    assert batch.filled == {"rollout_logprobs"}
+    assert batch.advantages is None
+    assert batch.weight is None
+    assert batch.distribution == Distribution()
+    assert Batch.from_groups(made, distribution=Distribution(0.5)).distribution == Distribution(0.5)
+
+
+def test_an_output_has_the_columns_that_the_model_was_asked_for():
+    logprobs, values = torch.zeros(3), torch.ones(3)
+    output = ModelOutput(logprobs, values=values)
+    assert output.columns() == {"logprobs": logprobs, "values": values}
+    assert output.column("values") is values
+    with pytest.raises(DataError, match="not asked for 'entropy'"):
+        output.column("entropy")
 
 
 def test_common_and_user_defined_columns_are_filled_and_read_alike():

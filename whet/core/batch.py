@@ -53,7 +53,7 @@ class Column:
     """One value, or one row of values, for each token or each sequence of a batch."""
 
     values: Tensor  # [N, ...] or [S, ...]
-    axis: Axis = "token"
+    axis: Axis
 
 
 @dataclass(slots=True)

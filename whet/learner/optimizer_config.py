@@ -117,7 +117,7 @@ class OptimizerConfig(Config):
         if self.type not in OPTIMIZERS and ":" not in self.type:
             raise ValueError(
                 f"type = {self.type} is not a valid optimizer.{did_you_mean(self.type, OPTIMIZERS)} "
-                f"Known: {', '.join(OPTIMIZERS)}; or the path of a class"
+                f"Known: {', '.join(OPTIMIZERS)}; or the path of a class, as in torch.optim:SGD"
             )
         if self.type == "adamw" and self.settings:
             raise ValueError(
