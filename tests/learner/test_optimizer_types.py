@@ -260,7 +260,7 @@ def test_what_does_not_fit_the_model_is_named(settings: dict[str, Any], message:
     [
         (
             {"type": "moun"},
-            "not a valid optimizer. Did you mean 'muon'? Known: adamw, muon, adafactor; or the path of a class, as in t",
+            "not a valid optimizer. Did you mean 'muon'? Known: adamw, muon, adafactor; or the path of a class, as in ",
         ),
         ({"settings": {"momentum": 0.9}}, "are for other types"),
         ({"type": "adafactor", "betas": (0.8, 0.9)}, "has no effect with type = adafactor"),
