@@ -469,6 +469,7 @@ def test_hostile_answers_are_just_wrong(grader, hostile, tmp_path, monkeypatch):
         ("n(2 - n)", "2 n - n^{2}", True),
         ("5 a b", "5 x y", False),
         ("\\frac{1}{2}", "\\frac{1}{2} abc", False),
+        ("2", "2 c^{2}", False),
         ("9", "3 + 6 m", False),
         ("m(m + 3)", "m^2 + 3 m", True),
         ("\\frac{3 + \\sqrt{5}}{2} m", "\\frac{3 + \\sqrt{5}}{2}", True),

@@ -220,7 +220,8 @@ def split_unit(text: str) -> tuple[str, str]:
 
 def _are_variables(letters: str, before: str) -> bool:
     """Return whether letters behind a number or a formula are variables and not a unit: letters in the order of the
-    alphabet that are not in the table, several single letters, a difference, or a single letter behind a sum.
+    alphabet that are not in the table, several single letters or one with a power, a difference, or a single letter
+    behind a sum.
 
     >>> [_are_variables(letters, "3") for letters in ("m", "kg m/s", "x y", "abc", "x - y")]
     [False, False, True, True, True]
@@ -233,7 +234,8 @@ def _are_variables(letters: str, before: str) -> bool:
         " - " in letters
         or any(name in ascii_lowercase and name not in _UNITS and name != "a" for name in names)
         or not any(len(name) > 2 or name in _UNITS for name in names)
-        or (single and len(names) > 1 and "/" not in letters)
+        or (single and "/" not in letters and (len(names) > 1 or ("^" in letters and names != ["m"])))
+        or letters in ("c", "f")  # degrees are C and F
         or (single and len(list(filter(str.strip, split(before, _SIGN)))) > 1)
     )
 
