@@ -129,3 +129,10 @@ def test_an_index_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("shutil.which", lambda name: None)  # no uv: pip itself
     with pytest.raises(ConfigError, match=r"can't be installed; no package index was reached: .* tool==9"):
         interpreter(["--index-url http://127.0.0.1:9/", "tool==9"], None, 100.0)
+
+
+def test_a_file_that_is_no_program_is_named(tmp_path: Path) -> None:
+    (tmp_path / "python").write_bytes(b"\x7fELF")
+    (tmp_path / "python").chmod(0o700)
+    with pytest.raises(ConfigError, match=r"python: .*python doesn't run as a Python interpreter: Exec format error"):
+        interpreter([], str(tmp_path / "python"), 60.0)

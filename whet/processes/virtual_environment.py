@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _OWN_FILES = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable")  # options whose files have no hash here
 _UNREACHABLE = ("NewConnectionError", "NameResolutionError", "ConnectTimeout", "Failed to fetch", "dns error")
+_ASK_S = 60.0  # seconds for the start of an interpreter, on a busy machine
 _ASK = "import sys; print(sys.version_info[0], sys.version_info[1], sys.base_prefix, sys.version.replace('\\n', ' '))"
 
 
@@ -71,10 +72,23 @@ def _found(python: str | None) -> tuple[str, str]:
     path = sys.executable if python is None else shutil.which(os.path.expanduser(python))
     if path is None:
         raise ConfigError(f"python: the interpreter {python} was not found; name its path or a program on PATH")
-    asked = subprocess.run([path, "-c", _ASK], capture_output=True, text=True)
+    problem = f"python: {path} doesn't run as a Python interpreter"
+    try:
+        asked = subprocess.run(
+            [path, "-c", _ASK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_S,
+        )
+    except OSError as error:
+        raise ConfigError(f"{problem}: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{problem}: it gave no answer within {_ASK_S:g} s") from None
     major, minor, *version = asked.stdout.split(" ") if asked.returncode == 0 else ("", "")
     if not version:
-        raise ConfigError(f"python: {path} doesn't run as a Python interpreter: {_last(asked.stderr)}")
+        raise ConfigError(f"{problem}: {_last(asked.stderr)}")
     if (major, minor) != tuple(map(str, sys.version_info[:2])):
         raise ConfigError(
             f"python: {path} is Python {major}.{minor} and whet runs under Python {sys.version_info[0]}."
