@@ -120,25 +120,32 @@ class ActorGroup:
         import ray
 
         end = time.monotonic() + self._settings.start_deadline
-        environment = self._settings.runtime_env.get(self._worker.__name__)
-        actors = [
-            ray.remote(self._host)
-            .options(max_concurrency=self._host.concurrency, runtime_env=environment, **place)
-            .remote()
-            for place in (self._in_room(end) if self._seat is None else self._in_seat(self._seat))
-        ]
+        actors = self._actors(end)
         try:
             homes = ray.get([actor.home.remote() for actor in actors], timeout=max(1.0, end - time.monotonic()))
             # Contiguous ranks share a node, so the ranks of one model replica stay together.
-            order = sorted(range(len(actors)), key=lambda index: homes[index].node)
-            meeting = ray.get(actors[order[0]].reserve.remote(), timeout=max(1.0, end - time.monotonic()))
+            placed = sorted(zip(actors, homes, strict=True), key=lambda pair: pair[1].node)
+            first, _ = placed[0]
+            meeting = ray.get(first.reserve.remote(), timeout=max(1.0, end - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
             raise DeadlineError(
                 f"the actors of {self._worker.__name__} did not start within cluster.start_deadline="
                 f"{self._settings.start_deadline:g} s; see Ray's logs, or raise it if a runtime_env takes long"
             ) from None
         infos = rank_infos(self._placement, meeting)
-        return [(actors[index], homes[index], info) for index, info in zip(order, infos, strict=True)]
+        return [(*pair, info) for pair, info in zip(placed, infos, strict=True)]
+
+    def _actors(self, end: float) -> "list[ActorHandle]":
+        """Create the actors in their places; they start in their time."""
+        import ray
+
+        places = self._in_room(end) if self._seat is None else self._in_seat(self._seat)
+        environment = self._settings.runtime_env.get(self._worker.__name__)
+        host = ray.remote(self._host)
+        return [
+            host.options(max_concurrency=self._host.concurrency, runtime_env=environment, **place).remote()
+            for place in places
+        ]
 
     def _in_room(self, end: float) -> list[dict[str, Any]]:
         """Return Ray's options for each rank's actor in the placement group, which is made if it isn't there."""
