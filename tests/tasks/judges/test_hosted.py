@@ -19,6 +19,7 @@ from tests.contracts.worker_contract import same_in_a_worker
 from whet.base.errors import WhetError
 from whet.config import load
 from whet.core.types import Message
+from whet.fetch.http import UnansweredError
 from whet.models.config import ModelConfig, check_models
 from whet.models.loading import load_model_config
 from whet.models.precision import choose_precision
@@ -125,6 +126,26 @@ def test_a_process_that_is_killed_is_replaced_and_ends_with_its_client(tiny_mode
     assert before == after
     assert first != second
     assert eventually(lambda: not psutil.pid_exists(second))
+
+
+def test_a_process_that_cannot_be_replaced_at_once_is_tried_again_with_each_request(tiny_model: Path) -> None:
+    async def use(client: JudgeClient) -> None:
+        await client.choose(talk("a"), PRINTABLE, "t")
+        line = client._line
+        assert isinstance(line, HostedLine)
+        assert line._service is not None
+        os.kill(pid_of(client), signal.SIGKILL)
+        while not line._service.lost:
+            await asyncio.sleep(0.01)
+        ready, late = line.judge, JudgeProcess(start_s=1e-6)
+        line.judge = ready.model_copy(update={"process": late})
+        for _ in range(2):
+            with pytest.raises(UnansweredError, match="its process could not start"):
+                await line.post("", {})
+        line.judge = ready
+        await client.choose(talk("a"), PRINTABLE, "t")
+
+    with_judge(Judge(model=str(tiny_model)), use)
 
 
 def test_questions_that_are_too_long_are_refused_and_others_are_not(tiny_model: Path) -> None:

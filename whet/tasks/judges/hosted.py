@@ -28,7 +28,7 @@ class HostedLine:
         self._dtype = judge.process.dtype  # a process that replaces another one computes in the same
         self._service: Service | None = None
         self._starting = asyncio.Lock()
-        self._closed = False
+        self._started = self._closed = False  # started: a process was ready once
 
     async def post(self, url: str, body: object) -> Answer:
         """Return the answer to a request of the chat API; the ``url`` is not read. Raises ``UnansweredError``, and
@@ -57,12 +57,15 @@ class HostedLine:
                 log.warning("%s: %s; it is started again", self.name, self._service.lost)
                 lost, self._service = self._service, None
                 await lost.close()
-                self._service = await self._start(again=True)
             if self._service is None:
-                self._service = await self._start(again=False)
+                self._service = await self._start()
+                self._started = True
+            if self._dtype == "auto":
+                self._dtype = await self._service.call("computes_in")
+                log.info("%s computes in %s", self.name, self._dtype)
             return self._service
 
-    async def _start(self, again: bool) -> Service:
+    async def _start(self) -> Service:
         judge, process = self.judge, self.judge.process
         arguments = (
             judge.model,
@@ -73,15 +76,11 @@ class HostedLine:
             process.max_batch,
         )
         try:
-            service = await Service.started(_HOSTED, arguments, start_s=process.start_s, blocked_s=judge.deadline)
+            return await Service.started(_HOSTED, arguments, start_s=process.start_s, blocked_s=judge.deadline)
         except (WorkerError, DeadlineError) as error:
-            if again:
+            if self._started:
                 raise UnansweredError(f"its process could not start: {error}") from None
             raise ConfigError(
                 f"{self.name} could not start: {error}; see its messages above; raise judge.process.start_s, or set "
                 "judge.process.dtype=bfloat16, if it needs more"
             ) from None
-        if self._dtype == "auto":
-            self._dtype = await service.call("computes_in")
-            log.info("%s computes in %s", self.name, self._dtype)
-        return service
