@@ -184,6 +184,7 @@ BROKEN = {
         "<|tool_call_start|>[add(text='1]<|tool_call_end|>",
         "<|tool_call_start|>[add(1)]<|tool_call_end|>",
         "<|tool_call_start|>[add(text=open('x'))]<|tool_call_end|>",
+        "<|tool_call_start|>[open('x')-add()]<|tool_call_end|>",
         "<|tool_call_start|>[add(share=1e999)]<|tool_call_end|>",
         "<|tool_call_start|>[add(text='1', text='2')]<|tool_call_end|>",
         "<|tool_call_start|>" + "[" * 5000 + "<|tool_call_end|>",
@@ -266,6 +267,8 @@ def test_no_text_of_a_model_raises(name: str, pieces: list[str]) -> None:
         ("Llama 4", "[1, 2]", "[1, 2]", []),
         ("LFM 2", "<|tool_call_start|>[f(text='<|tool_call_end|>')]<|tool_call_end|>So.", "So.",
          [("f", {"text": "<|tool_call_end|>"})]),
+        ("LFM 2", "<|tool_call_start|>[get-local-time(a='b-c'), f.g-h()]<|tool_call_end|>", "",
+         [("get-local-time", {"a": "b-c"}), ("f.g-h", {})]),
         ("LFM 2", "<|tool_call_start|>f(a=-1)\ng(b=[true, null])<|tool_call_end|>", "",
          [("f", {"a": -1}), ("g", {"b": [True, None]})]),
         (

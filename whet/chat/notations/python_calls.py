@@ -8,7 +8,8 @@ from typing import Any
 from whet.base.strict_json import finite
 from whet.chat.notations.parts import SPACE, Tools, skip
 
-LIKE_PYTHON = re.compile(r"\[\s*[A-Za-z_][\w.-]*\(")
+_NAME = re.compile(r"[^\W\d][\w.-]*")
+LIKE_PYTHON = re.compile(rf"\[\s*{_NAME.pattern}\(")
 _WORDS = {"true": True, "false": False, "null": None}  # of JSON, in nested values
 _ENDS = 32  # most closing marks that are tried: a text in an argument may contain one
 _LONGEST = 100_000  # characters
@@ -46,6 +47,9 @@ def python_calls(text: str) -> list[dict[str, object]]:
 
 
 def _call(value: ast.expr | None) -> dict[str, object]:
+    before = ""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub):  # a name with hyphens, to Python a difference
+        before, value = ast.unparse(value.left).replace(" ", "") + "-", value.right
     if not isinstance(value, ast.Call) or value.args or not isinstance(value.func, ast.Name | ast.Attribute):
         raise ValueError("it is not a call with named arguments")
     arguments = dict[str, Any]()
@@ -53,7 +57,10 @@ def _call(value: ast.expr | None) -> dict[str, object]:
         if keyword.arg is None or keyword.arg in arguments:
             raise ValueError("an argument is duplicate, or has no name")
         arguments[keyword.arg] = _literal(keyword.value)
-    return {"name": ast.unparse(value.func), "arguments": arguments}
+    name = before + ast.unparse(value.func)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name[:40]} is not the name of a function")
+    return {"name": name, "arguments": arguments}
 
 
 def _literal(value: ast.expr) -> object:
