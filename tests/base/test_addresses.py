@@ -7,6 +7,12 @@ import pytest
 
 from whet.base.addresses import checked_address, key_in
 from whet.base.errors import ConfigError
+from whet.checkpoint.config import CheckpointConfig
+from whet.cli.main import main
+from whet.distillation.teacher import TeacherServer
+from whet.engines.server.config import RemoteConfig
+from whet.metrics.sinks.mlflow import MlflowSink
+from whet.metrics.sinks.trackio import TrackioSink
 from whet.shells.remote import Remote
 from whet.tasks.adapters.openenv import OpenEnv
 from whet.tasks.gym.tasks import NemoGym
@@ -21,21 +27,66 @@ def test_an_address_that_can_not_be_reached_is_refused(rest: str) -> None:
         checked_address(f"http://{rest}")
 
 
-@pytest.mark.parametrize("rest", ["h:99999", "h?version=2", "h:0/v1"])
-def test_a_password_in_a_wrong_address_is_not_shown(rest: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"'http://...@{rest}' is not the address of a server")):
-        checked_address(f"http://me:s@cret@{rest}")
+@pytest.mark.parametrize(
+    "user", ["me:secret", "me:s@cret", "me:s/cret", "me:s?cret", "me:s#cret", "me:s[cret", "secret"]
+)
+@pytest.mark.parametrize("rest", ["h", "h:99999", "h?version=2", "h:0/v1"])
+def test_an_address_with_a_password_is_refused_and_the_password_not_shown(user: str, rest: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"'http://...@{rest}' has a password")) as caught:
+        checked_address(f"http://{user}@{rest}")
+    assert "cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("password", ["s/cret", "s?cret", "s#cret", "s[cret"])
-def test_no_piece_of_a_password_is_taken_for_a_port_and_shown(password: str) -> None:
-    with pytest.raises(ValueError, match=r"^'http://...@h:80/v1' is not .* are written %2F, %3F, %23 and %5B$"):
-        checked_address(f"http://me:{password}@h:80/v1")
-    with pytest.raises(ValueError, match=r"server: Port out of range 0-65535$"):
-        checked_address("http://me:secret@h:99999/v1")
+URL = "http://me:secret@h"
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "https://node_7", "http://[::1]:80/", "http://a:b@c/v1"])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (Judge, {"model": "j", "url": URL}),
+        (OpenEnv, {"url": "ws://me:secret@h"}),
+        (NemoGym, {"path": "rows.jsonl", "servers": {"sums": URL}}),
+        (NemoGym, {"path": "rows.jsonl", "agents": {"sums": URL}}),
+        (NemoGym, {"path": "rows.jsonl", "head": URL}),
+        (Remote, {"url": URL}),
+        (RemoteConfig, {"urls": [URL]}),
+        (TeacherServer, {"url": URL}),
+        (MlflowSink, {"uri": URL}),
+        (MlflowSink, {"uri": "postgresql://me:secret@h/curves"}),
+        (TrackioSink, {"server": URL}),
+        (CheckpointConfig, {"mirror": "sftp://me:secret@h/runs"}),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value.__name__,
+)
+def test_settings_refuse_a_password_which_a_run_folder_would_show(kind: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="has a password") as caught:
+        kind(**settings)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["validate", "quickstart", f"data.judge.url={URL}"],
+        ["validate", "quickstart", f"generator={{type: remote, urls: [{URL}]}}"],
+        ["train", f"{URL}/rows.jsonl"],
+        ["resume", "sftp://me:secret@h/runs"],
+        ["eval", f"{URL}/v1"],
+        ["eval", "http://me:s#ecret@h/v1", "--on", "gsm8k"],
+        ["eval", "quickstart", "--against", f"{URL}/v1#model"],
+        ["gym", "nemo_gym", f"head={URL}", "path=rows.jsonl"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_shows_a_password(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    shown = "".join(capsys.readouterr())
+    assert "//...@h" in shown
+    assert "ecret" not in shown
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "https://node_7", "http://[::1]:80/"])
 def test_an_address_stays_as_it_is(url: str) -> None:
     assert checked_address(url) == url
 

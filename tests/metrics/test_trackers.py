@@ -52,7 +52,7 @@ class Kept(Tracker):
             Memory.hanging.set()
             Memory.hangs.wait()
         if step in Memory.fails:
-            raise OSError("no route to host.")
+            raise OSError("no route to http://me:secret@host.")
         Memory.logged.append((step, dict(values), rollouts))
 
     def attach(self, files):
@@ -130,7 +130,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_gets_the_steps_later(tmp_pat
     assert [step for step, _, _ in Memory.logged] == [1]
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
-    assert "memory does not take the metrics of this run: no route to host. It gets them" in warnings[0]
+    assert "memory does not take the metrics of this run: no route to http://...@host. It gets them" in warnings[0]
     Memory.fails.clear()
     run(Memory(), tmp_path, [], resume_step=3)  # nothing more is finished
     assert [step for step, _, _ in Memory.logged] == [1]
@@ -209,8 +209,10 @@ def test_mlflow_has_metrics_settings_and_tables_and_keeps_its_run(tmp_path, monk
 def test_mlflow_that_can_not_be_reached_is_a_warning(tmp_path, monkeypatch, caplog):
     pytest.importorskip("mlflow.tracking", reason="MLflow is not installed (whet[mlflow])")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    run(MlflowSink(uri="http://127.0.0.1:9"), tmp_path, [1])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
+    run(MlflowSink(), tmp_path, [1])
     assert "mlflow does not take the metrics of this run" in caplog.text
+    assert "secret" not in caplog.text
     assert (tmp_path / FILE).exists()
 
 

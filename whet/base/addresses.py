@@ -12,19 +12,33 @@ from whet.base.errors import ConfigError
 
 
 def checked_address(url: str, schemes: Sequence[str] = ("http", "https")) -> str:
-    """Return the URL. Raises ``ValueError`` unless it names a server, with a port that exists and without a query. Its
-    text has no password."""
-    shown, plain = (re.sub("//.*@", start, url, flags=re.DOTALL) for start in ("//...@", "//"))
-    # A slash in a password ends the name of the host, so that the password's beginning is taken for the port.
-    for text, hint in ((plain, ""), (url, "a password's '/', '?', '#' and '[' are written %2F, %3F, %23 and %5B")):
-        try:
-            parts = urlsplit(text)
-            named = parts.scheme in schemes and parts.hostname and parts.port != 0
-        except ValueError as problem:  # of the port, or of brackets
-            raise ValueError(f"{shown!r} is not the address of a server: {hint or problem}") from None
+    """Return the URL. Raises ``ValueError`` unless it names a server, with a port that exists and without a password or
+    a query. Its text has no password."""
+    if "@" in url:
+        raise ValueError(
+            f"{hidden(url)!r} has a password or a user, which run folders and messages would show; leave it out. "
+            "A key is put into an environment variable, which is named by api_key_env or --key-env"
+        )
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in schemes and parts.hostname and parts.port != 0
+    except ValueError as problem:  # of the port, or of brackets
+        raise ValueError(f"{url!r} is not the address of a server: {problem}") from None
     if not named or parts.query or parts.fragment or any(sign.isspace() for sign in url):
-        raise ValueError(f"{shown!r} is not the address of a server, such as {schemes[0]}://10.0.0.5:8000")
+        raise ValueError(f"{url!r} is not the address of a server, such as {schemes[0]}://10.0.0.5:8000")
     return url
+
+
+def hidden(text: str) -> str:
+    """Return a text without the users and passwords of the addresses in it."""
+    return re.sub(r"//\S*@", "//...@", text)
+
+
+def check_no_password(url: str, instead: str) -> None:
+    """Raise ``ValueError``, with what to do ``instead``, for a URL with a password, of any scheme. A user's name alone
+    is none."""
+    if re.search(r"//.*:.*@", url, re.DOTALL):
+        raise ValueError(f"{hidden(url)!r} has a password, which run folders and messages would show; {instead}")
 
 
 HttpAddress = Annotated[str, AfterValidator(checked_address)]
@@ -33,10 +47,7 @@ HttpAddress = Annotated[str, AfterValidator(checked_address)]
 
 def plain_address(url: str) -> str:
     """Return the address of a server without a trailing ``/`` or ``/v1``. Raises ``ValueError`` for anything else."""
-    plain = checked_address(url.rstrip("/").removesuffix("/v1"))
-    if "@" in urlsplit(plain).netloc:
-        raise ValueError("a URL has a password; put it into an environment variable and name it by api_key_env")
-    return plain
+    return checked_address(url.rstrip("/").removesuffix("/v1"))
 
 
 def key_in(variable: str | None, setting: str, what: str = "the server's key") -> str | None:

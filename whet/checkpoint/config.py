@@ -6,7 +6,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from whet.base.addresses import check_no_password
 from whet.config import Config
+
+PASSWORD = "put it into an environment variable that fsspec reads, as in FSSPEC_SFTP_PASSWORD"
 
 
 class CheckpointConfig(Config):
@@ -43,6 +46,7 @@ class CheckpointConfig(Config):
     def _is_url(cls, value: str | None) -> str | None:
         if value is not None and "://" not in value:
             raise ValueError(f"{value} is not a URL; for a folder write file://{value if value[:1] == '/' else '/...'}")
+        check_no_password(value or "", PASSWORD)
         return value
 
     @field_validator("before", "mirror_deadline", mode="before")

@@ -65,10 +65,14 @@ def evaluate(
     from whet.base.errors import ConfigError
     from whet.config import load
     from whet.run.recipe import Recipe
+    from whet.run.remote_model import split_address
     from whet.show.evaluation import as_values, print_reports
     from whet.show.heartbeat import Heartbeat
     from whet.tasks.base import TaskSet
 
+    for name in (target, model, against):
+        if name is not None and _is_url(name):
+            split_address(name)
     settings = _settings(target, overrides or [], bool(on))
     warn_of_unread(overrides or [], ("validation",))
     options = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}

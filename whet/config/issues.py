@@ -5,6 +5,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from whet.base.addresses import hidden
 from whet.base.errors import ConfigError
 
 
@@ -17,7 +18,7 @@ class ConfigIssue:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.where, self.key, self.message) if part)
+        return hidden(": ".join(part for part in (self.where, self.key, self.message) if part))
 
 
 class RecipeError(ConfigError):

@@ -14,6 +14,7 @@ from string import punctuation
 from urllib.parse import quote
 from urllib.request import urlopen
 
+from whet.base.addresses import check_no_password
 from whet.base.errors import ConfigError, DataError
 from whet.base.files import replacing
 
@@ -43,6 +44,10 @@ def fetch_file(url: str, suffix: str = ".jsonl", deadline: float = 1800.0, most:
     for an address without a hash, an address that can't be reached, a file with another hash, and one of more than
     ``most`` bytes."""
     address, _, digest = url.partition("#sha256=")
+    try:
+        check_no_password(address, "data is fetched from addresses without one")
+    except ValueError as problem:
+        raise DataError(str(problem)) from None
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise DataError(f"{url!r} must end in #sha256= and the hash of the file as sha256sum prints it: 64 digits")
     cached = cache_folder().parent / "data" / f"{digest}{suffix}"

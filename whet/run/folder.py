@@ -7,8 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whet.base.addresses import check_no_password
 from whet.base.errors import ConfigError, WhetError
 from whet.base.files import check_unicode, check_writable
+from whet.checkpoint.config import PASSWORD
 from whet.checkpoint.lock import FILE as LOCK
 from whet.checkpoint.lock import is_locked
 from whet.config.issues import RecipeError
@@ -104,6 +106,10 @@ def from_mirror(url: str, folder: Path | None = None) -> Path:
     """Download the newest copy of a run, by default into ``runs/`` with the name of its mirror. Return the folder."""
     from whet.checkpoint.mirror import restore
 
+    try:
+        check_no_password(url, PASSWORD)
+    except ValueError as problem:
+        raise ConfigError(str(problem)) from None
     folder = folder or Path("runs") / url.rstrip("/").rpartition("/")[2]
     check_free(folder)
     print(f"downloading {url} into {folder}", flush=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from whet.base.addresses import checked_address, key_in
+from whet.base.addresses import checked_address, hidden, key_in
 from whet.base.errors import ConfigError, GeneratorError
 from whet.base.extras import extra
 from whet.base.strict_json import JsonObject
@@ -107,15 +107,22 @@ def check_for_endpoint(sampling: Sampling, sets: Mapping[str, EvaluationSet]) ->
             )
 
 
+def split_address(address: str) -> tuple[str, str]:
+    """Return (URL, model) of ``URL#MODEL``. Raises ``ConfigError``, whose text has no password."""
+    url, _, model = address.partition("#")
+    try:
+        return checked_address(url).rstrip("/"), model
+    except ValueError as error:
+        # A password with a '#' was cut there, and its beginning taken for a port.
+        why = f"{hidden(address)!r} is not the address of a server" if "@" in model else str(error)
+        raise ConfigError(why) from None
+
+
 def parse_address(address: str, key_variable: str | None = None) -> tuple[str, str, str | None]:
     """Return (URL, model, key) of ``URL#MODEL``; without a model the only one that the endpoint lists.
     ``key_variable``: the environment variable that holds the key; None: ``OPENAI_API_KEY``, if it is set. Raises
     ``ConfigError``."""
-    url, _, model = address.partition("#")
-    try:
-        url = checked_address(url).rstrip("/")
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    url, model = split_address(address)
     key = key_in(key_variable or (_KEY if os.environ.get(_KEY) else None), "--key-env")
     if model:
         return url, model, key

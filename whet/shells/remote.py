@@ -71,7 +71,7 @@ class Remote(RuntimeKind):
     @classmethod
     def _is_an_address(cls, url: str) -> str:
         parts = urlsplit(checked_address(url))
-        if parts.path.strip("/") or parts.username:
+        if parts.path.strip("/"):
             raise ValueError("must be the address of a server, such as https://node7:8700")
         return url.rstrip("/")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from whet.base.addresses import check_no_password
 from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.metrics.sinks.tracker import COLUMNS, TrackedRun, Tracker, TrackerConfig
@@ -32,6 +33,12 @@ class MlflowSink(TrackerConfig):
     name: str | None = None
     """Default: the name of the run folder."""
     tags: dict[str, str] = Field(default={})
+
+    @field_validator("uri")
+    @classmethod
+    def _has_no_password(cls, uri: str | None) -> str | None:
+        check_no_password(uri or "", "leave uri out, and put it into the environment variable MLFLOW_TRACKING_URI")
+        return uri
 
     def load(self) -> None:
         with extra("mlflow", "the sink mlflow"):

@@ -20,6 +20,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from whet.base.addresses import hidden
 from whet.base.files import write_atomically
 from whet.base.strict_json import JsonObject
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_path
@@ -173,7 +174,8 @@ class Follower(Sink):
     def _warn(self, error: Exception) -> None:
         if not self._warned:
             text = "%s does not take the metrics of this run: %s. It gets them when it answers; %s has them all"
-            log.warning(text, self._config.label, str(error).rstrip(".") or type(error).__name__, FILE)
+            why = hidden(str(error)).rstrip(".") or type(error).__name__  # MLflow's errors repeat its address
+            log.warning(text, self._config.label, why, FILE)
         self._warned = True
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from whet.base.addresses import HttpAddress
 from whet.base.extras import extra
 from whet.base.strict_json import JsonObject
 from whet.metrics.sinks.tracker import COLUMNS, TrackedRun, Tracker, TrackerConfig
@@ -19,8 +20,8 @@ class TrackioSink(TrackerConfig):
     project: str = "whet"
     space: str | None = None
     """A Space of the Hub, as in ``me/curves``, which is made where it is missing; needs a login."""
-    server: str | None = None
-    """The address of a trackio server, with its write token."""
+    server: HttpAddress | None = None
+    """The address of a trackio server. Its write token is read from ``$TRACKIO_WRITE_TOKEN``."""
 
     def load(self) -> None:
         with extra("trackio", "the sink trackio"):
