@@ -235,6 +235,41 @@ def test_an_answer_that_fails_is_asked_for_again(
     assert len(endpoint.requests) == 6 + 3
 
 
+UNCHANGED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize("unknown", [set(), {"top_k"}, {"top_k", "min_p", "repetition_penalty"}], ids=len)
+def test_a_request_says_how_to_sample_as_far_as_the_endpoint_lets_it(
+    benchmarks: Path, endpoint: Endpoint, unknown: set[str]
+) -> None:
+    """Servers of vLLM read the defaults of a request from the model's ``generation_config.json``."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        wrong = sorted(unknown & body.keys())
+        return (400, {"error": {"message": f"Unrecognized request argument: {wrong[0]}"}}) if wrong else right(body)
+
+    endpoint.answers = answer
+    assert evaluated(endpoint.url, "--on", "gsm8k", "evaluation.concurrency=1", "--json") == 0
+    answered = [body for body in endpoint.requests if not unknown & body.keys()]
+    assert len(answered) == 6
+    assert len(endpoint.requests) == 6 + len(unknown), "a setting is refused once"
+    said = {name: value for name, value in UNCHANGED.items() if name not in unknown}
+    assert all({name: body.get(name) for name in UNCHANGED if name in body} == said for body in answered)
+
+
+def test_settings_that_an_evaluation_of_an_endpoint_does_not_read_are_told(
+    benchmarks: Path, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.answers = right
+    unread = ("tools_as_text=true", "sampling.top_p=0.9", "sampling={temperature: 0.5}", "sampling.max_new_tokens=20")
+    assert evaluated(endpoint.url, "--on", "gsm8k", *unread) == 0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "tools_as_text=true has no effect: this command does not read tools_as_text",
+        "sampling.temperature and sampling.top_p have no effect on an evaluation, which samples from all tokens at "
+        "evaluation.temperature (--temperature)",
+    ]
+
+
 def test_a_cut_answer_and_a_context_that_later_turns_fill_are_truncated(
     benchmarks: Path, endpoint: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -351,6 +386,7 @@ def test_wrong_words_are_refused(
         ((tiny_model, "--on", "gsm8k", "--samples", "4"), "evaluation.samples = 4 at temperature 0 gives 4 times the"),
         ((tiny_model, "--on", ","), "--on names no set"),
         ((tiny_model, "--on", "gsm8k", "model=other"), "is the model already; name the other one in its place"),
+        ((endpoint.url, "--on", "gsm8k", "model=other"), f"{endpoint.url} is the model already"),
         ((tiny_model, "--on", "gsm8k", "steps=x"), "error: override 1 (steps=x): steps: "),
         ((tiny_model, "--on", "gsm8k", "--split", "test"), "gsm8k is a benchmark, which has no splits"),
     ):

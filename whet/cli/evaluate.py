@@ -1,5 +1,6 @@
 """``whet eval``: scores runs, models and endpoints on a recipe's tasks or on benchmarks."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from whet.run.evaluation import EvaluationSet
     from whet.run.recipe import Recipe
     from whet.run.scores import Report
+
+log = logging.getLogger(__name__)
 
 _FOR_MODELS: JsonObject = {
     "sampling": {"max_prompt_tokens": 2048, "max_new_tokens": 2048},
@@ -74,7 +77,10 @@ def evaluate(
         if name is not None and _is_url(name):
             split_address(name)
     settings = _settings(target, overrides or [], bool(on))
-    warn_of_unread(overrides or [], ("validation",))
+    scored = [name for name in (model or target, against) if name is not None]
+    given = all(_is_url(name) or (run_of(name) is not None and name != target) for name in scored)
+    warn_of_unread(overrides or [], ("validation", *(_OF_MODEL if given else ())))
+    _warn_of_sampling(overrides or [])
     options = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     changes: JsonObject = {name: value for name, value in options.items() if value is not None}
     if not on and not isinstance(settings.data, TaskSet):
@@ -147,13 +153,32 @@ def run_of(name: str) -> Path | None:
 def recipe_of_model(model: str, overrides: list[str], defaults: JsonObject | None = None) -> "Recipe":
     """Return the quickstart's settings, changed by ``defaults``, with another model and no adapter. Raises
     ``ConfigError`` for an override that names a model, too."""
+    _refuse_another(model, overrides)
+    return _quickstart(overrides, {**(defaults or {}), "model": {"path": model, "lora": None}})
+
+
+def _warn_of_sampling(overrides: list[str]) -> None:
+    from whet.config.loading import keys_of_overrides
+    from whet.run.recipe import Recipe
+
+    filters = {f"sampling.{name}" for name in ("temperature", "top_k", "top_p", "min_p")}
+    names = sorted(filters & keys_of_overrides(Recipe, overrides))
+    if names:
+        log.warning(
+            "%s %s no effect on an evaluation, which samples from all tokens at evaluation.temperature (--temperature)",
+            " and ".join(names),
+            "has" if len(names) == 1 else "have",
+        )
+
+
+def _refuse_another(model: str, overrides: list[str]) -> None:
+    """Raise ``ConfigError`` for an override that names a model, too."""
     from whet.base.errors import ConfigError
     from whet.config.loading import keys_of_overrides
     from whet.run.recipe import Recipe
 
     if {"model", "model.path"} & keys_of_overrides(Recipe, overrides):
         raise ConfigError(f"{model} is the model already; name the other one in its place, and no model.path")
-    return _quickstart(overrides, {**(defaults or {}), "model": {"path": model, "lora": None}})
 
 
 def recipe_of_rows(target: str, overrides: list[str], defaults: JsonObject | None = None) -> "Recipe":
@@ -234,6 +259,7 @@ def _settings(target: str, overrides: list[str], on_sets: bool) -> "Recipe":
     from whet.tasks.base import TaskSet
 
     if _is_url(target):
+        _refuse_another(target, overrides)
         return _quickstart(overrides, _FOR_MODELS)
     if run_of(target) is None and _is_model(target):
         return recipe_of_model(target, overrides, _FOR_MODELS)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _DEADLINE, _RETRIES, _MOST_BYTES, _MOST_TOKENS = 600.0, 5, 50_000_000, 10_000_000
 _KEY = "OPENAI_API_KEY"  # the environment variable of most clients
+# Sampling that leaves the model's probabilities as they are. Without these settings, servers such as vLLM's apply what
+# the model's ``generation_config.json`` says; OpenAI's API and others refuse some of them.
+_UNCHANGED: JsonObject = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _REPEAT = (408, 409, 425, 429, 500, 502, 503, 504)
 _SHORTER = "; if the context is too short for the prompt and its answer, lower sampling.max_new_tokens"
 
@@ -50,6 +53,7 @@ class RemoteModel:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.url, self.model = url, model
         self._http = HttpClient(_DEADLINE, _MOST_BYTES, headers, transport)
+        self._unknown = set[str]()  # settings of ``_UNCHANGED`` that the endpoint refuses
 
     async def say(
         self, messages: Sequence[Message], tools: Schemas | None, settings: dict[str, object], name: str, first: bool
@@ -64,15 +68,20 @@ class RemoteModel:
             body["tools"] = tools
 
         async def attempt(number: int) -> RemoteReply:
-            answer = await self._http.post(f"{self.url}/chat/completions", body)
+            unchanged = {name: value for name, value in _UNCHANGED.items() if name not in self._unknown | body.keys()}
+            answer = await self._http.post(f"{self.url}/chat/completions", unchanged | body)
+            refused = {name for name in unchanged if answer.status in (400, 422) and name in answer.text}
+            if refused:
+                self._unknown |= refused
+                return await attempt(number)
             if answer.status in _REPEAT:
                 raise UnansweredError(f"HTTP {answer.status}: {answer.text[:200]}", answer.wait)
             if answer.status != 200:
                 full = "context" in answer.text and answer.status == 400
                 if full and not first:
                     raise LimitReached("tokens")
-                refused = f"{self.url} refuses the request with HTTP {answer.status}: {answer.text[:300]}"
-                raise ConfigError(refused + _SHORTER * full)
+                why = f"{self.url} refuses the request with HTTP {answer.status}: {answer.text[:300]}"
+                raise ConfigError(why + _SHORTER * full)
             try:
                 values = answer.json()
                 choice, usage = values["choices"][0], values.get("usage") or {}
