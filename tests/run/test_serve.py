@@ -5,9 +5,10 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.endpoint.agents import RENDERER, Scripted
+from tests.endpoint.agents import RENDERER, Scripted, Streaming
 from tests.toy import toy_recipe
 from whet.cli.main import main
 from whet.endpoint.request import ApiError, Question, RequestedSampling
@@ -43,6 +44,20 @@ def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI, 
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    """The error of ``whet serve`` with some words. Its port is taken: what is not refused ends with another error,
+    and serves nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+
+        def error(*words: str) -> str:
+            with pytest.raises(SystemExit, match="2"):
+                main(["serve", *words, "--port", str(taken.getsockname()[1])])
+            return capsys.readouterr().err
+
+        yield error
 
 
 @pytest.mark.slow
@@ -87,21 +102,21 @@ def test_a_folder_that_is_no_run_is_served_as_a_model(tiny_model: Path) -> None:
     ],
 )
 def test_a_setting_of_the_model_is_read_where_a_run_learned_from_rows(
-    override: str, message: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    override: str, message: str, tiny_model: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "1 + 1?", "completion": "2"}) + "\n")
     data = f"{{path: {rows}, test_path: null}}"
     (tmp_path / "recipe.yaml").write_text(f"extends: sft\nmodel: {tiny_model}\ndata: {data}\n")
-    with pytest.raises(SystemExit, match="2"):
-        main(["serve", str(tmp_path), override])
-    assert message in capsys.readouterr().err
+    assert message in refused(str(tmp_path), override)
 
 
-def test_a_model_is_not_served_in_the_place_of_another(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["serve", str(tiny_model), "model.path=nowhere"])
-    assert f"{tiny_model} is the model already" in capsys.readouterr().err
+def test_a_model_is_not_served_in_the_place_of_another(tiny_model: Path, refused: Callable[..., str]) -> None:
+    assert f"{tiny_model} is the model already" in refused(str(tiny_model), "model.path=nowhere")
+
+
+def test_a_port_that_is_taken_is_an_error(tiny_model: Path, refused: Callable[..., str]) -> None:
+    assert "port" in refused(str(tiny_model), "generator.max_context=512")
 
 
 def answer(**sampling: Any) -> tuple[Any, Scripted]:
@@ -123,6 +138,21 @@ def test_each_call_decides_how_it_is_sampled_within_the_context() -> None:
     assert not got.complete
     assert answer(limit=5)[1].requests[0].max_new_tokens == 5
     assert answer(temperature=0.0)[1].requests[0].greedy
+
+
+@pytest.mark.parametrize("stop", ["END", "\n\nE"])
+def test_the_text_that_ends_a_reply_is_not_sent(stop: str) -> None:
+    seen: list[str] = []
+    model: Any = Streaming(lambda _: f"the E of all\n{stop}!")
+    model.gate.set()
+    model.rest.set()
+    question = Question([{"role": "user", "content": "hi"}], sampling=RequestedSampling(stop=("never", stop)))
+    served = ServedModel(model, RENDERER, 100, seed=0)
+    got = asyncio.run(served.answer(question, False, lambda *parts: seen.append(parts[-1])))
+    assert got.message["content"] == "the E of all\n"
+    assert len(seen) > 3
+    assert all("the E of all\n".startswith(text) for text in seen)
+    assert stop in RENDERER.decode(got.tokens), "the tokens are what was sampled"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def decided(format: ReplyFormat, text: str, thinking: bool = False) -> tuple[str
     if starts or opened or marks != TAGS:
         thought, ended, text = (begun.removeprefix(opening) if starts else text).partition(closing)
         if not ended:
-            return _without_beginning(thought, (closing,)).strip("\n"), ""
+            return without_beginning(thought, (closing,)).strip("\n"), ""
         thought, text = thought.strip("\n"), text.lstrip("\n")
     return thought, text if format.thoughts is None else _before_calls(format.calls, text)
 
@@ -88,10 +88,10 @@ def _before_calls(format: CallFormat | None, text: str) -> str:
         return ""
     if mark := re.search(begins, text):
         return text[: mark.start()].rstrip()
-    return _without_beginning(text, marks).rstrip()
+    return without_beginning(text, marks).rstrip()
 
 
-def _without_beginning(text: str, marks: Sequence[str]) -> str:
+def without_beginning(text: str, marks: Sequence[str]) -> str:
     """Return the text without an end that may be the beginning of a mark."""
     partial = (size for each in marks for size in range(len(each) - 1, 0, -1) if text.endswith(each[:size]))
     return text[: len(text) - max(partial, default=0)]

@@ -1,6 +1,6 @@
 """A trained model behind an endpoint, for people and programs to talk to."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from whet.base.seeds import derive_seed
+from whet.chat.draft import without_beginning
 from whet.chat.renderer import Renderer
 from whet.endpoint.config import EndpointConfig
 from whet.endpoint.conversations import answer_of, check_tools, context_error
@@ -42,12 +43,33 @@ class ServedModel:
         sampling = _sampling(question, self.longest)
         recording = Recording(self.generator, self.renderer, sampling, f"call {self.calls}", abs(seed))
         check_tools(self.renderer, question.tools)
+        stops = question.sampling.stop
+        if watch is not None and stops:
+            watch = _watch_before(stops, watch)
         try:
             reply = await Session(recording).reply(question.messages, question.tools, watch=watch)
         except PromptTooLong:
             what = f"the conversation leaves no room for a reply in the context of {self.longest} tokens"
             raise context_error(what) from None
+        message = reply.message
+        for name in ("content", "reasoning_content"):
+            if isinstance(text := message.get(name), str):
+                message[name] = _before(stops, text)
         return answer_of(reply, call_ids=_drawn_ids())
+
+
+def _before(stops: Sequence[str], text: str) -> str:
+    """Return the text before the first of the texts that end a reply, which OpenAI's API doesn't send."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+
+
+def _watch_before(stops: Sequence[str], watch: Watch) -> Watch:
+    """Return a watch of replies without the texts that end them, nor what may be the beginning of one."""
+
+    def seen(prompt: int, thought: str, text: str) -> None:
+        watch(prompt, *(without_beginning(_before(stops, each), stops) for each in (thought, text)))
+
+    return seen
 
 
 def _drawn_ids() -> Iterator[str]:
