@@ -24,7 +24,7 @@ from whet.engines.router import Router
 from whet.engines.vllm import processes as vllm_processes
 from whet.engines.vllm.config import VllmGeneratorConfig, check_images
 from whet.engines.vllm.processes import VllmProcesses
-from whet.models.config import LoraSettings, ModelConfig
+from whet.models.config import ModelConfig
 from whet.models.loading import load_images, load_model_config
 from whet.run.build import build_generator, build_renderer, build_sync
 from whet.run.recipe import Recipe
@@ -196,9 +196,17 @@ def test_engines_are_told_of_the_adapters_to_come(
     built = build_generator(recipe, build_renderer(recipe))
     for engine in built.replicas if isinstance(built, Router) else [built]:
         assert engine.deployment.adapter == Adapter(12, ("down_proj", "q_proj"))
-    of_the_head = recipe.model.model_copy(update={"lora": LoraSettings(target_modules=["lm_head", "q_proj"])})
-    with pytest.raises(WhetError, match=r"target_modules: lm_head is .*weights\.lora=merged"):
-        build_generator(recipe.model_copy(update={"model": of_the_head}), build_renderer(recipe))
+
+
+@pytest.mark.parametrize("adapted", ["lm_head", "embed_tokens"])
+@pytest.mark.parametrize("weights", ["merged", "adapter"])
+def test_adapters_that_no_generator_can_get_are_refused_before_a_model_is_loaded(
+    tiny_model: Path, adapted: str, weights: str
+) -> None:
+    recipe = toy_recipe(tiny_model, model={"lora": {"target_modules": [adapted, "q_proj"]}})
+    recipe = recipe.model_copy(update={"weights": WeightSyncConfig(lora=weights)})
+    with pytest.raises(WhetError, match=rf"target_modules: .*{adapted} is .*; adapt other modules"):
+        build_generator(recipe, build_renderer(recipe))
 
 
 def test_speed_is_asked_for_in_vllms_words() -> None:

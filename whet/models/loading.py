@@ -318,8 +318,8 @@ def _found_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[s
 
 
 def adapted_modules(config: ModelConfig) -> list[str]:
-    """Return the names of the modules that LoRA adapts, for an engine that applies LoRA itself. No weights are loaded.
-    Raises ``WhetError`` if embeddings or the output matrix are among them."""
+    """Return the names of the modules that LoRA adapts, for a generator. No weights are loaded. Raises ``WhetError`` if
+    embeddings, the output matrix or routed experts are among them."""
     from peft.tuners.lora import LoraLayer
 
     model: Any = load_model(config, dtype=torch.float32, empty=True)
@@ -331,7 +331,7 @@ def adapted_modules(config: ModelConfig) -> list[str]:
     wrong = [name for name, module in adapted.items() if module in ends]
     if wrong:
         raise WhetError(
-            f"model.lora.target_modules: {', '.join(wrong)} is the model's embeddings or output matrix, but an engine "
-            "applies LoRA only to the layers between; adapt other modules, or set weights.lora=merged"
+            f"model.lora.target_modules: {', '.join(wrong)} is the model's embeddings or output matrix, and a "
+            "generator gets LoRA only of the layers between; adapt other modules"
         )
     return list(adapted)

@@ -51,6 +51,8 @@ def build_generator(recipe: "Recipe", renderer: "Renderer", cluster: "Cluster | 
     if recipe.weights.lora == "adapter" and lora is not None:
         ends = sorted({name.rpartition(".")[2] for name in adapted_modules(recipe.model)})
         adapter = Adapter(lora.rank, tuple(ends))
+    elif lora is not None and lora.target_modules != "all-linear" and not lora.experts:
+        adapted_modules(recipe.model)  # refuses what can't be sent
     _, cores = split_cores(devices.learner_cores, devices.generator_cores)
     sleeps = devices.placement == "colocated"
     replays = recipe.rollouts.router_replay
