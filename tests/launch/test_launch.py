@@ -280,9 +280,12 @@ def test_a_scheduler_that_fails_or_is_missing_is_named(
     assert "Invalid partition name specified" in capfd.readouterr().err
     assert whet(*TRAIN, "--batch", "bare") == 1
     assert "pull access denied" in capfd.readouterr().err
-    (tmp_path / "bin" / "sky").unlink()
-    assert whet(*TRAIN, "--batch", "cloud") == 1
-    assert "sky is not installed here" in capfd.readouterr().err
+    kept = sorted(Path("runs").rglob("*"))
+    for program, profile in (("sky", "cloud"), ("sbatch", "cluster")):
+        (tmp_path / "bin" / program).unlink()
+        assert whet("train", "quickstart", "--batch", profile) == 1
+        assert f"{program} is not installed here" in capfd.readouterr().err
+    assert sorted(Path("runs").rglob("*")) == kept, "nothing was written"
     assert not launches(Path("runs/a b")), "nothing was launched"
 
 

@@ -1,5 +1,6 @@
 """The interface of schedulers, and the way in which their command-line tools are asked: with a deadline."""
 
+import shutil
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -36,12 +37,19 @@ class State:
 class Scheduler(ABC):
     """One kind of place for jobs."""
 
+    program: ClassVar[str] = ""
+    """The command-line tool that takes jobs; empty if there is none."""
     poll: ClassVar[float] = 5.0
     """Seconds between two questions while a job is followed."""
     writes_log: ClassVar[bool] = True
     """The job's output is in the log of its launch."""
     gone: ClassVar[tuple[str, ...]] = ()
     """Parts of the error of a cancelled job that has ended already."""
+
+    def check_installed(self) -> None:
+        """Raise ``SchedulerError`` if the tool is missing, before anything is written for a job."""
+        if self.program and shutil.which(self.program) is None:
+            raise _not_installed(self.program)
 
     @abstractmethod
     def submit(self, job: Job) -> tuple[str, JsonObject]:
@@ -73,7 +81,7 @@ def ask(*words: str, times: float = 1.0, missing: Sequence[str] = ()) -> str:
             words, capture_output=True, text=True, errors="replace", timeout=deadline, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
-        raise SchedulerError(f"{words[0]} is not installed here, or not in PATH") from None
+        raise _not_installed(words[0]) from None
     except OSError as error:
         raise SchedulerError(f"{words[0]} can't be started: {error}") from None
     except subprocess.TimeoutExpired:
@@ -84,3 +92,7 @@ def ask(*words: str, times: float = 1.0, missing: Sequence[str] = ()) -> str:
             return ""
         raise SchedulerError(f"{' '.join(words[:2])} failed with exit code {done.returncode}: {text}")
     return done.stdout
+
+
+def _not_installed(program: str) -> SchedulerError:
+    return SchedulerError(f"{program} is not installed here, or not in PATH")

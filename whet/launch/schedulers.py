@@ -53,6 +53,7 @@ class LocalScheduler(Scheduler):
 class DockerScheduler(Scheduler):
     """Containers of this machine."""
 
+    program = "docker"
     poll = 1.0
     writes_log = False
     gone = ("is not running", "No such")
@@ -81,6 +82,7 @@ class DockerScheduler(Scheduler):
 class SlurmScheduler(Scheduler):
     """Slurm, by ``squeue`` for jobs that wait or run and ``sacct`` for jobs that have ended."""
 
+    program = "sbatch"
     gone = ("Invalid job id",)
     _QUEUED: ClassVar = (
         "PENDING",
@@ -142,6 +144,7 @@ def _slurm_code(text: str) -> int:
 class KubernetesScheduler(Scheduler):
     """A RayJob of KubeRay, by ``kubectl``."""
 
+    program = "kubectl"
     writes_log = False
     _PHASES: ClassVar[Mapping[str, Any]] = {
         "Running": "running", "Complete": "ended", "Failed": "ended", "ValidationFailed": "ended",
@@ -192,6 +195,7 @@ def _place(profile: Mapping[str, object]) -> list[str]:
 class SkyPilotScheduler(Scheduler):
     """Managed jobs of SkyPilot, by ``sky jobs``."""
 
+    program = "sky"
     poll = 15.0
     writes_log = False
 

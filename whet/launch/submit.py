@@ -20,10 +20,12 @@ def launch(job: Job) -> Record:
         raise ConfigError(
             f"profiles.{job.profile_name}.secrets: {missing[0]} is not set in this shell; export it first"
         )
+    kind = job.profile.model_dump()["kind"]
+    scheduler = SCHEDULERS[kind]
+    scheduler.check_installed()
     write_atomically(job.folder / file_name(job.profile), render(job))
     commits = keep(job)
-    kind = job.profile.model_dump()["kind"]
-    id, extra = SCHEDULERS[kind].submit(job)
+    id, extra = scheduler.submit(job)
     return record(job, id, kind, commits, extra)
 
 
