@@ -74,6 +74,24 @@ def test_a_file_is_answered_with_how_it_is_given() -> None:
     assert "expected a list, got text 'wandb'; write sinks=[console,jsonl,wandb]" in said("sinks=wandb")
 
 
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("cnt", "expected a list, each item 'count' or 'digits', got text 'cnt'. Did you mean 'count'?"),
+        ("digits", "expected a list, got text 'digits'; write kinds=[digits]"),
+        ("digits,count", "expected a list, got text 'digits,count'; write kinds=[digits,count]"),
+        ("[]", "expected a list of at least 1, got a list of 0"),
+    ],
+)
+def test_a_wrong_list_is_answered_with_what_is_allowed(written: str, hint: str) -> None:
+    assert said("data=pictures", f"data.kinds={written}").endswith(f"data.kinds: {hint}")
+
+
+def test_a_wrong_item_is_one_mistake() -> None:
+    """Without it the list is also too short."""
+    assert said("data=pictures", "data.kinds=[cnt]").startswith("override 2 (data.kinds=[cnt]): data.kinds.0: expected")
+
+
 def test_a_bare_value_stands_for_the_setting_that_is_meant(tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text("extends: quickstart\nmodel: {lora: {rank: 4}}\n")

@@ -39,6 +39,9 @@ def issues_of(error: ValidationError, root: type[Config], tree: Node) -> list[Co
         by_path.setdefault(path, []).append(detail)
     issues = []
     for path, details in by_path.items():
+        inside = any(other[: len(path)] == path != other for other in by_path)
+        if inside and details[0]["type"] == "too_short":  # only because wrong items don't count
+            continue
         of_parts = details[0]["type"] == "value_error" and bool(tree.find(path)[0].children())
         for line in _message(path, details, root, tree).splitlines():
             where = _place(path, line, tree) if of_parts else tree.find(path)[0].where
@@ -115,15 +118,24 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
         if isinstance(node.value, list) and details[0]["type"] == "tuple_type":  # given in Python: in YAML it is right
             return f"expected a tuple, got a list; write {_shown(tuple(node.plain()))}"
         if isinstance(node.value, str) and details[0]["type"] in ("tuple_type", "list_type"):
-            usual = [item.kind for item in place.default.children().values()] if place.default else []
-            items = ",".join(dict.fromkeys([*filter(None, usual), node.value]))
-            return f"expected a list, got {got(node.value)}; write {path[-1]}=[{items}]"
+            return _not_a_list(path[-1], node.value, place)
         return f"expected {describe(place.annotation)}, got {got(node.value)}{_cure(node.value, place.annotation)}"
     if place is not None and any(_LIMIT.search(detail["type"]) for detail in details):
         expected = " and ".join(limits(place.annotation)) or describe(place.annotation)
         expected = "a finite number" if any(detail["type"] == "finite_number" for detail in details) else expected
         return f"expected {expected}, got {got(node.value)}"
     return str(details[0]["msg"])
+
+
+def _not_a_list(key: str, text: str, place: Place) -> str:
+    """Return the message about a text in the place of a list. Of a list of components the usual ones are kept."""
+    expected, names = describe(place.annotation), choices(place.annotation)
+    wrong = [item for item in text.split(",") if names and item.strip() not in names]
+    if wrong:
+        return f"expected {expected}, got {got(text)}.{did_you_mean(wrong[0], names)}"
+    usual = place.default.children().values() if place.default and "each item a component" in expected else ()
+    items = ",".join(dict.fromkeys([*filter(None, (item.kind for item in usual)), text]))
+    return f"expected a list, got {got(text)}; write {key}=[{items}]"
 
 
 def got(value: object) -> str:

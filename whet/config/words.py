@@ -45,8 +45,11 @@ def limits(annotation: object) -> list[str]:
 
 
 def choices(annotation: object) -> list[str]:
-    """Return the strings that are allowed, if a type allows only some."""
-    values = [value for part in _alternatives(*_schema(annotation)) for value in _choices(part)]
+    """Return the strings that are allowed, by themselves or as the items of a list, if a type allows only some."""
+    schema, definitions = _schema(annotation)
+    parts = _alternatives(schema, definitions)
+    parts += [item for part in parts if "items" in part for item in _alternatives(part["items"], definitions)]
+    values = [value for part in parts for value in _choices(part)]
     return [value for value in values if isinstance(value, str)]
 
 
