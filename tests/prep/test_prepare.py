@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shlex
+import unicodedata
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from whet.cli import prep
 from whet.config import RecipeError, load
 from whet.data.row import read_rows
 from whet.data.row_kinds import Conversation
-from whet.data.rows import ScoredRows
+from whet.data.rows import ScoredRows, question_key
 from whet.prep import prepare as module
 from whet.prep import shards
 from whet.prep.config import PrepConfig
@@ -29,6 +30,7 @@ from whet.prep.manifest import FILE, Manifest
 from whet.prep.prepare import prepare
 from whet.run.recipe import Recipe
 from whet.tasks.functions import FunctionTasks
+from whet.tasks.splits import question_key as question_key_of_tasks
 
 Rows = list[dict[str, Any]]
 
@@ -351,6 +353,24 @@ def test_rows_that_differ_in_case_spacing_and_notation_are_equal(tmp_path: Path)
     assert tallies["a"].dropped == {"duplicate": 4}
     questions = config(tmp_path, {"a": rows}, duplicates="drop_questions", validation=0.0)
     assert prepare(questions, tmp_path / "questions").sources["a"].dropped == {"duplicate": 5}
+
+
+def test_accents_are_compared_in_the_same_way_however_they_are_written(tmp_path: Path) -> None:
+    question = "Où est le café de Zoé près de l'hôtel"
+    composed, decomposed = (unicodedata.normalize(form, question) for form in ("NFC", "NFD"))
+    assert composed != decomposed
+    rows = [{"prompt": text, "completion": "Là."} for text in (composed, decomposed)]
+    settings = config(tmp_path, {"a": rows}, validation=0.0)
+    assert prepare(settings, tmp_path / "equal").sources["a"].dropped == {"duplicate": 1}
+    seen = seen_before("drop_near", 0.8, 2)
+    assert [seen("", "", lambda text=text: text) for text in (composed, decomposed)] == [False, True]
+    held = write_rows(tmp_path / "held.jsonl", [{"question": decomposed}])
+    other = {"prompt": "2 + 2?", "completion": "4"}
+    settings = config(tmp_path, {"a": [rows[0], other]}, decontamination={"against": [str(held)]}, validation=0.0)
+    assert prepare(settings, tmp_path / "held").sources["a"].dropped == {"text of an evaluation set": 1}
+    read_again = list(read_rows(str(write_rows(tmp_path / "rows.jsonl", rows)), Conversation))
+    assert len(set(map(question_key, read_again))) == 1, "for the split of rows, too"
+    assert question_key_of_tasks(composed) == question_key_of_tasks(decomposed)
 
 
 def test_equal_rows_are_duplicates_whatever_happens_to_their_thoughts(tmp_path: Path) -> None:

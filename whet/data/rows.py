@@ -20,6 +20,7 @@ from whet.chat.calls import match_results
 from whet.chat.renderer import Renderer
 from whet.core.content import image_urls, words_of
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
+from whet.core.words import composed
 from whet.data.base import Data
 from whet.data.order import RowOrder, TaskOrder
 from whet.data.row import missing, naming_prep, read_rows
@@ -287,5 +288,5 @@ def _spans(
 
 def question_key(row: Example) -> int:
     """Return a hash of a row's prompt, for the split."""
-    asked = [[message["role"], " ".join(words_of(message["content"]).split())] for message in row.question]
+    asked = [[message["role"], " ".join(composed(words_of(message["content"])).split())] for message in row.question]
     return derive_seed("held out", json.dumps(asked), *map(fingerprint, image_urls(row.question)))

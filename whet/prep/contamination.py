@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from whet.core.words import words_in
+from whet.core.words import composed, words_in
 from whet.data.files import iterate_file
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def texts_of(value: object) -> Iterator[str]:
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(" ".join(words_in(text.lower())))
+    return _WORD.findall(" ".join(words_in(composed(text.lower()))))
 
 
 def _sequences(words: list[str], length: int) -> Iterator[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from whet.base.extras import extra
 from whet.core.content import words_of
-from whet.core.words import words_in
+from whet.core.words import composed, words_in
 
 _WORDS = 5  # in a sequence
 _PERMUTATIONS = 128
@@ -29,10 +29,10 @@ def key_of(value: object) -> str:
 
 
 def comparable(value: object) -> object:
-    """Return a JSON value in a form that is equal for values that count as equal: texts in lower case with single
-    spaces, parts of text as one text, objects in the order of their keys, without null ones."""
+    """Return a JSON value in a form that is equal for values that count as equal: texts in lower case, with composed
+    accents and single spaces, parts of text as one text, objects in the order of their keys, without null ones."""
     if isinstance(value, str):
-        return " ".join(value.lower().split())
+        return " ".join(composed(value.lower()).split())
     if isinstance(value, dict):
         return {name: comparable(value[name]) for name in sorted(value) if value[name] is not None}
     if not isinstance(value, list):
@@ -89,7 +89,7 @@ def _near(threshold: float, rows: int) -> Seen:
     keys = Keys(rows * len(bands))
 
     def seen(question: str, whole: str, text: Callable[[], str]) -> bool:
-        words = words_in(text().lower())
+        words = words_in(composed(text().lower()))
         sequences = {" ".join(words[i : i + _WORDS]) for i in range(max(1, len(words) - _WORDS + 1))}
         signature = MinHash(num_perm=_PERMUTATIONS)
         signature.update_batch([sequence.encode() for sequence in sequences])

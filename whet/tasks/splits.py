@@ -14,6 +14,7 @@ from pydantic import Field
 from whet.base.errors import ConfigError, DataError
 from whet.base.seeds import derive_seed
 from whet.core.types import D, Task
+from whet.core.words import composed
 from whet.data.split import Key, Tally, distinct, hold_out
 from whet.tasks.base import TaskSet
 
@@ -72,8 +73,9 @@ def checked_split(split: str) -> Split:
 
 
 def question_key(question: str) -> int:
-    """Return a number that is equal for two questions that differ only in letter case and spacing."""
-    return derive_seed("held out", " ".join(question.split()).casefold())
+    """Return a number that is equal for two questions that differ only in letter case, spacing and how accents are
+    encoded."""
+    return derive_seed("held out", " ".join(composed(question).split()).casefold())
 
 
 def draw_splits(
