@@ -1,5 +1,6 @@
 """A GGUF file holds the exported model: gguf's reader and transformers' own loader read the same numbers and tokens."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from transformers import (
 from tests.checkpoint.test_export import TOKENS, make_run
 from tests.forks import whet
 from tests.tiny import CHAT_TEMPLATE, SPECIAL, _build, _sizes, tiny_gemma, tiny_llama, tiny_qwen3
-from whet.base.errors import ConfigError
+from whet.base.errors import ConfigError, WhetError
 from whet.checkpoint.export import export
 from whet.checkpoint.gguf_file import _CUTS, GgufType, write_gguf
 from whet.models.config import LoraSettings
@@ -142,6 +143,17 @@ def test_a_run_is_exported_as_one_file(tmp_path: Path) -> None:
     read = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model-f16.gguf"), tokens)
     torch.testing.assert_close(read, logits(rounded, tokens), rtol=1e-4, atol=1e-5)
     assert (read - expected).abs().max() < 5e-3 * expected.abs().max()
+
+
+def test_a_file_that_can_not_be_written_is_closed(tmp_path: Path) -> None:
+    model = tiny_llama(VOCAB)
+    with torch.no_grad():
+        model.model.layers[-1].mlp.down_proj.weight[0, 0] = 1e6
+    with pytest.raises(WhetError) as caught:  # which keeps the writer
+        write_gguf(saved(tmp_path / "model", model), tmp_path / "model.gguf", "f16", "tiny")
+    open_files = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
+    assert "ffn_down" in str(caught.value)
+    assert str(tmp_path / "model.gguf") not in open_files
 
 
 def test_other_models_and_tokenizers_are_refused_in_words(tmp_path: Path) -> None:

@@ -188,6 +188,20 @@ def test_a_stream_ends_with_the_error_of_its_engine_and_with_its_reader() -> Non
     asyncio.run(asyncio.wait_for(go(), 60))
 
 
+def test_a_reader_of_a_stream_that_was_cancelled_gets_its_end() -> None:
+    async def go() -> None:
+        host = Near(engine := Counts()).host
+        stream = asyncio.ensure_future(host.stream(1, *REQUEST))
+        reader = asyncio.ensure_future(host.handed_out(1))
+        await asyncio.sleep(0)
+        stream.cancel()
+        assert await reader == []
+        assert engine.ended
+        assert not host._streams
+
+    asyncio.run(asyncio.wait_for(go(), 60))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
 def test_tokens_come_from_another_process_as_they_were_handed_out() -> None:

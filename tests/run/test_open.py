@@ -11,10 +11,12 @@ import torch
 import whet
 from tests.toy import Lowercase, toy_recipe
 from whet.algorithms.grpo import GroupAdvantage
-from whet.base.errors import ConfigError, DataError
+from whet.base.errors import ConfigError, DataError, RefitError
 from whet.core.types import Episode, Group, Status, Task
 from whet.losses.composite import PolicyLoss
+from whet.metrics import Metrics
 from whet.run import run as runs
+from whet.weights.in_process import InProcessSync
 
 STEPS = 3
 
@@ -123,6 +125,23 @@ def test_mistakes_are_named(tiny_model: Path, tmp_path: Path) -> None:
                 run.policy.batch([lost])
 
     asyncio.run(go())
+
+
+def test_a_version_counts_once_its_weights_have_arrived(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: object) -> Metrics:
+        raise RefitError("the weights were lost")
+
+    recipe = toy_recipe(tiny_model, steps=1, evaluation={"enabled": False})
+    with whet.open(recipe, folder=tmp_path / "run") as run:
+        before = run.policy.version
+        with monkeypatch.context() as patched, pytest.raises(RefitError, match="the weights were lost"):
+            patched.setattr(InProcessSync, "publish", lost)
+            run.policy.publish()
+        assert run.policy.version == before
+        run.policy.publish()
+        assert run.policy.version == before + 1
 
 
 def test_wrong_arguments_of_a_loop_of_ones_own_are_named(tiny_model: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ tensor is in memory at a time. A model that llama.cpp would compute in another w
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -75,32 +76,31 @@ def write_gguf(folder: Path, out: Path, kind: GgufType, name: str) -> None:
     config: Any = AutoConfig.from_pretrained(folder)
     check_gguf(config)
     architecture = gguf.MODEL_ARCH[_FAMILIES[config.model_type]]
-    writer = gguf.GGUFWriter(out, gguf.MODEL_ARCH_NAMES[architecture])
-    writer.add_type(gguf.GGUFType.MODEL)
-    writer.add_name(name)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
-    _add_sizes(writer, config)
-    _add_tokenizer(writer, AutoTokenizer.from_pretrained(folder), folder, config.vocab_size)
-    entries = list(_entries(folder, config, architecture, gguf.GGMLQuantizationType[kind.upper()]))
-    for entry in entries:
-        block, size = gguf.GGML_QUANT_SIZES[entry.kind]
-        count = math.prod(entry.shape) // block * size
-        writer.add_tensor_info(entry.name, entry.shape, numpy.dtype(numpy.float32), count, entry.kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    limits = {
-        gguf.GGMLQuantizationType.F16: (torch.float16, 1),
-        gguf.GGMLQuantizationType.BF16: (torch.bfloat16, 1),
-        gguf.GGMLQuantizationType.Q8_0: (torch.float16, 127),
-    }
-    for entry in PROGRESS.each(entries, "tensors"):
-        tensor = entry.read().float()
-        if entry.kind in limits:
-            check_range(entry.name, tensor, *limits[entry.kind])
-        writer.write_tensor_data(gguf.quants.quantize(tensor.numpy(), entry.kind))
-    writer.close()
+    with closing(gguf.GGUFWriter(out, gguf.MODEL_ARCH_NAMES[architecture])) as writer:
+        writer.add_type(gguf.GGUFType.MODEL)
+        writer.add_name(name)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
+        _add_sizes(writer, config)
+        _add_tokenizer(writer, AutoTokenizer.from_pretrained(folder), folder, config.vocab_size)
+        entries = list(_entries(folder, config, architecture, gguf.GGMLQuantizationType[kind.upper()]))
+        for entry in entries:
+            block, size = gguf.GGML_QUANT_SIZES[entry.kind]
+            count = math.prod(entry.shape) // block * size
+            writer.add_tensor_info(entry.name, entry.shape, numpy.dtype(numpy.float32), count, entry.kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        limits = {
+            gguf.GGMLQuantizationType.F16: (torch.float16, 1),
+            gguf.GGMLQuantizationType.BF16: (torch.bfloat16, 1),
+            gguf.GGMLQuantizationType.Q8_0: (torch.float16, 127),
+        }
+        for entry in PROGRESS.each(entries, "tensors"):
+            tensor = entry.read().float()
+            if entry.kind in limits:
+                check_range(entry.name, tensor, *limits[entry.kind])
+            writer.write_tensor_data(gguf.quants.quantize(tensor.numpy(), entry.kind))
 
 
 def _add_sizes(writer: "GGUFWriter", config: "PretrainedConfig") -> None:

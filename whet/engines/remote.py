@@ -69,7 +69,7 @@ class HostedEngine:
         queue = self._streams[number]
         tokens = await queue.get()
         if not tokens:
-            del self._streams[number]
+            self._streams.pop(number, None)  # which a cancelled stream has done already
         return tokens
 
     async def begin_refit(self, version: int, adapter: bool) -> None:

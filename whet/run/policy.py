@@ -150,10 +150,13 @@ class Policy:
         """Send the policy's weights to the generator and prove that they have arrived. Requests in flight wait and
         continue under the new weights. By default the version is the next number. Raises ``RefitError`` naming the
         tensor that differs. Without a generator there is nothing to do."""
-        self.version = self.version + 1 if version is None else version
+        version = self.version + 1 if version is None else version
+        metrics = Metrics()
+        if self.sampler is not None:
+            metrics = await self.sampler.sync.publish(self.learners["policy"], self.sampler.generator, version)
+        self.version = version  # unchanged if the weights have not arrived
         if self.sampler is None:
-            return Metrics()
-        metrics = await self.sampler.sync.publish(self.learners["policy"], self.sampler.generator, self.version)
+            return metrics
         return metrics.merge(self.sampler.generator.tally())
 
     async def save(self, folder: str | Path) -> None:
