@@ -139,8 +139,18 @@ def test_arguments_of_the_chat_template_reach_the_renderer(tmp_path):
 
 
 def test_tools_whose_results_are_never_read_are_warned_of() -> None:
-    found = [load(Recipe, "quickstart", [f"sampling.max_turns={n}", "data={type: calculator}"]) for n in (1, 2)]
-    assert ["max_turns = 1, and data has tools" in " ".join(each.value.warnings()) for each in found] == [True, False]
+    blend = "{type: blend, of: {sums: {taskset: arithmetic}, tools: {taskset: calculator}}}"
+    for data, where in (
+        ("{type: calculator}", "data"),
+        ("{type: workers, taskset: calculator}", "data"),
+        (blend, "data.of.tools"),
+    ):
+        found = [load(Recipe, "quickstart", [f"sampling.max_turns={n}", f"data={data}"]) for n in (1, 2)]
+        warned = [f"max_turns = 1, and {where} has tools" in " ".join(each.value.warnings()) for each in found]
+        assert warned == [True, False], data
+    lowered = [f"data={blend}", "sampling.max_turns=2", "data.of.tools.sampling.max_turns=1"]
+    [warning] = load(Recipe, "quickstart", lowered).value.warnings()
+    assert "max_turns = 1, and data.of.tools has tools" in warning
 
 
 def test_a_recipe_without_a_sandbox_is_warned_of() -> None:

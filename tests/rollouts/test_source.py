@@ -385,6 +385,23 @@ def test_finished_rollouts_that_ran_ahead_are_in_the_state(tiny_model: Path) -> 
     asyncio.run(go())
 
 
+def test_groups_of_another_size_are_sampled_again(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model, max_staleness=1) as rollouts:
+            await rollouts.next_groups()
+            await asyncio.gather(*(ticket.job for ticket in rollouts._tickets if ticket.job))
+            state = json.loads(json.dumps(rollouts.state()))
+            names = [ticket.group.uid for ticket in rollouts._tickets if ticket.group]
+        async with source(tiny_model, max_staleness=1) as resumed:
+            resumed.group_size -= 1
+            resumed.load_state(state, version=0)
+            groups = await resumed.next_groups()
+            assert uids(groups) == names
+            assert {len(group.episodes) for group in groups} == {resumed.group_size}
+
+    asyncio.run(go())
+
+
 def test_a_step_published_twice_is_noticed(tiny_model: Path) -> None:
     async def go() -> None:
         async with source(tiny_model) as rollouts:

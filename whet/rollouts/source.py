@@ -193,7 +193,12 @@ class RolloutSource:
         position.load_state(state[name])
         self.version, self._next_ticket = version, state["next_ticket"]
         self.ledger.load_state(state.get("ledger", f"{self._next_ticket}{UNKNOWN}"))
-        self._tickets += (Ticket.from_state(saved, self.tasks[saved["task"]]) for saved in state["pending"])
+        for saved in state["pending"]:
+            ticket = Ticket.from_state(saved, self.tasks[saved["task"]])
+            episodes = ticket.group.episodes if ticket.group is not None else []
+            if len(episodes) != self.group_size and all(each.status is not Status.FAILED for each in episodes):
+                ticket.group = None  # algorithm.group_size was changed: sample the prompt again
+            self._tickets.append(ticket)
         self.permits.hold(len(state["pending"]))
 
     def _issue(self) -> None:

@@ -1,7 +1,7 @@
 """A whole run as one typed value. Each setting has its default in exactly one place: the config class that reads it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Self
 
@@ -14,6 +14,7 @@ from whet.chat.template_file import ChatTemplate
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import CLUSTERS, ClusterConfig, DevicesConfig
 from whet.config import Component, Config, SettingsError
+from whet.config.base import within
 from whet.config.component import cannot_be_found
 from whet.data.base import ROWS, Data
 from whet.data.rows import Rows
@@ -28,7 +29,7 @@ from whet.metrics.sinks.base import SINKS
 from whet.metrics.sinks.jsonl import JSONLSink
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
-from whet.rollouts.blend import Name
+from whet.rollouts.blend import Blend, Name
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Sampling
@@ -261,9 +262,18 @@ class Recipe(Config):
             texts.append(UNPROTECTED)
         if self.sampling.temperature == 0:
             texts.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
-        if self.sampling.max_turns == 1 and isinstance(self.data, TaskSet) and self.data.calls_tools:
-            texts.append(
-                "sampling.max_turns = 1, and data has tools: an episode ends with its first call, whose result is "
-                "never read; set sampling.max_turns to the calls of a task and its answer, such as 4"
-            )
+        for where, taskset, sampling in self._tasksets():
+            if sampling.max_turns == 1 and any(isinstance(t, TaskSet) and t.calls_tools for t in within(taskset)):
+                texts.append(
+                    f"sampling.max_turns = 1, and {where} has tools: an episode ends with its first call, whose result "
+                    "is never read; set sampling.max_turns to the calls of a task and its answer, such as 4"
+                )
         return texts
+
+    def _tasksets(self) -> Iterator[tuple[str, Config, Sampling]]:
+        """Yield the key of each task set that is played, the task set and its sampling."""
+        if isinstance(self.data, Blend):
+            for name, part in self.data.of.items():
+                yield f"data.of.{name}", part.taskset, part.sampling.under(self.sampling)
+        elif isinstance(self.data, TaskSet):
+            yield "data", self.data, self.sampling
