@@ -43,20 +43,20 @@ _DELIMITERS = ",;\t"
 _LONGEST_CELL = 1 << 27  # characters
 
 
-def read_file(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
+def read_file(path: str | Path) -> list[Placed]:
     """Return the rows of a data file, of all data files in a folder, or of all files that match a pattern such as
     ``rows/train-*.parquet``, in the order of their names. The place of a row is its line or, in Parquet, Arrow and JSON
-    arrays, its number, counted from 1. ``nan_is_null``: see ``iterate_jsonl``.
+    arrays, its number, counted from 1.
 
     Raises ``DataError`` for a file that can't be read, for one or several files that hold no rows, and, with its place,
     for a row that is damaged.
     """
-    return list(iterate_file(path, nan_is_null))
+    return list(iterate_file(path))
 
 
 def iterate_file(path: str | Path, nan_is_null: bool = False, leave_out: LeaveOut | None = None) -> Iterator[Placed]:
-    """Yield the rows of ``read_file`` one by one. Only JSON arrays are read as a whole. ``leave_out``: called for each
-    damaged line of JSONL or CSV, which would otherwise be an error."""
+    """Yield the rows of ``read_file`` one by one. Only JSON arrays are read as a whole. ``nan_is_null``: see
+    ``iterate_jsonl``. ``leave_out`` is called for each damaged line of JSONL or CSV, which otherwise is an error."""
     empty = True
 
     def left_out(problem: DataError) -> None:

@@ -173,10 +173,10 @@ def files(folder: Path) -> list[Path]:
     return [path for path in (folder / "whet.toml", settings / "whet" / "profiles.toml") if path.is_file()]
 
 
-def load_profile(name: str, folder: Path | None = None) -> Profile:
+def load_profile(name: str) -> Profile:
     """Return the profile, its parents merged. Raises ``ConfigError`` with file, line, profile and key."""
     trees: dict[str, Node] = {"local": from_plain({"kind": "local"}, "built in")}
-    read = files(folder or Path.cwd())
+    read = files(Path.cwd())
     for path in reversed(read):
         trees |= _read(path)
     if name not in trees:

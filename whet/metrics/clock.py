@@ -198,8 +198,8 @@ class Pace:
     """Throughput and time left, from the median of the last steps, so that a single slow step (compilation, a
     checkpoint, an evaluation) does not change them."""
 
-    def __init__(self, window: int = 20) -> None:
-        self._steps: deque[tuple[float, float]] = deque(maxlen=window)
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float]] = deque(maxlen=20)
 
     def add(self, seconds: float, tokens: float) -> None:
         self._steps.append((seconds, tokens))

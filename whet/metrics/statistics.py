@@ -9,10 +9,12 @@ import numpy as np
 
 from whet.base.seeds import derive_seed
 
+_CONFIDENCE = 0.95  # of all intervals
+_RESAMPLES = 4000  # of a bootstrap interval
 _SUBSETS = 200  # random subsets of samples for maj@k
 
 
-def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+def wilson(successes: float, n: int) -> tuple[float, float]:
     """Return Wilson's score interval of a proportion (Wilson 1927), which is also valid at 0, at 1 and for small ``n``.
 
     >>> low, high = wilson(8, 10)
@@ -23,16 +25,14 @@ def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, f
         raise ValueError(f"{successes} successes among {n} is not a proportion")
     if n == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2)
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))
 
 
-def newcombe(
-    before: float, n_before: int, after: float, n_after: int, confidence: float = 0.95
-) -> tuple[float, float, float]:
+def newcombe(before: float, n_before: int, after: float, n_after: int) -> tuple[float, float, float]:
     """Return the difference of two independent proportions, after - before: (difference, low, high).
 
     Newcombe's hybrid score interval (Newcombe 1998, method 10). ``before`` and ``after`` are counts of successes. For
@@ -40,7 +40,7 @@ def newcombe(
     if not (n_before and n_after):
         return 0.0, -1.0, 1.0
     p, q = before / n_before, after / n_after
-    (p_low, p_high), (q_low, q_high) = wilson(before, n_before, confidence), wilson(after, n_after, confidence)
+    (p_low, p_high), (q_low, q_high) = wilson(before, n_before), wilson(after, n_after)
     d = q - p
     return d, d - math.hypot(q - q_low, p_high - p), d + math.hypot(q_high - q, p - p_low)
 
@@ -96,20 +96,18 @@ def majority_at_k(
     return fmean(outcome([answers[i] for i in random.choice(n, size=k, replace=False)]) for _ in range(_SUBSETS))
 
 
-def paired_difference(
-    before: Sequence[float], after: Sequence[float], seed: int = 0, resamples: int = 4000, confidence: float = 0.95
-) -> tuple[float, float, float]:
+def paired_difference(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean of after - before on the same tasks and its bootstrap interval over tasks: (mean, low, high).
 
     ``before[i]`` and ``after[i]`` are scores of the same task: 0 or 1, or a mean over several samples."""
     differences = _differences(before, after)
     if not differences:
         raise ValueError("a paired difference needs at least one task")
-    random = np.random.default_rng(derive_seed("paired_difference", seed))
+    random = np.random.default_rng(derive_seed("paired_difference", 0))
     values = np.asarray(differences)
     # One resample at a time: an array of resamples x tasks indices would be large for long evaluations.
-    means = np.array([values[random.integers(len(values), size=len(values))].mean() for _ in range(resamples)])
-    tail = (1 - confidence) / 2
+    means = np.array([values[random.integers(len(values), size=len(values))].mean() for _ in range(_RESAMPLES)])
+    tail = (1 - _CONFIDENCE) / 2
     return fmean(differences), float(np.quantile(means, tail)), float(np.quantile(means, 1 - tail))
 
 

@@ -23,17 +23,18 @@ Link = Callable[[], socket.socket]
 """Opens one connection to the place behind the link; blocks. Raises ``OSError`` or ``WhetError``."""
 
 _PIECE = 1 << 16
+_CONNECT_S = 15.0  # seconds for a connection to the place behind the link
 _SEND_S = 60.0  # seconds in which the other side takes a piece
 _MOST = 64  # connections of one runtime at the same time; further ones wait
 
 
-def link_to(url: str, seconds: float = 15.0) -> Link:
+def link_to(url: str) -> Link:
     """Return the link to the server of a URL, encrypted if it begins with https."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
     def connect() -> socket.socket:
-        connection = socket.create_connection((host, port), seconds)
+        connection = socket.create_connection((host, port), _CONNECT_S)
         if parts.scheme == "https":
             return ssl.create_default_context().wrap_socket(connection, server_hostname=host)
         return connection

@@ -41,18 +41,16 @@ def chosen(history: History) -> tuple[list[Entry], list[str]]:
     ]
 
 
-def charts(history: History, within: Range = _EVERYTHING, most: int = MOST) -> Mapping[str, object]:
+def charts(history: History, within: Range = _EVERYTHING) -> Mapping[str, object]:
     """Return all charts of a run as values of JSON, for the steps of a range."""
     sets = sorted({key.split("/")[1] for line in history.evaluations for key in line if _is_of_set(key)})
-    learning = [_chart(history, entry, within, most) for entry in chosen(history)[0]]
-    of_sets = [
-        _chart(history, Entry(f"env/{name}/pass_rate", name, style="percent"), within, most, name) for name in sets
-    ]
+    learning = [_chart(history, entry, within) for entry in chosen(history)[0]]
+    of_sets = [_chart(history, Entry(f"env/{name}/pass_rate", name, style="percent"), within, name) for name in sets]
     return {
         "learning": [chart for chart in learning if chart],
         "sets": [chart for chart in of_sets if chart],
         "phases": _phases(history, within),
-        "waits": _waits(history, within, most),
+        "waits": _waits(history, within),
     }
 
 
@@ -67,16 +65,16 @@ def last(history: History, key: str) -> float | None:
     return float(values[-1]) if len(values) else None
 
 
-def _chart(history: History, entry: Entry, within: Range, most: int, name: str = "") -> dict[str, object] | None:
+def _chart(history: History, entry: Entry, within: Range, name: str = "") -> dict[str, object] | None:
     """Return the chart of a metric; ``name`` is a set of held-out tasks. None without anything to draw."""
-    lines = [_line(history, entry.key, "training", within, most)]
+    lines = [_line(history, entry.key, "training", within)]
     if name or entry.held_out == "evaluation/accuracy":
         measured = [m for line in history.evaluations if (m := Measured.of(line, name))]
         points = [(m.step, m.accuracy, m.low, m.high) for m in measured]
-        lines.append(_dots(points, within, most, band=all(m.n for m in measured)))
+        lines.append(_dots(points, within, band=all(m.n for m in measured)))
     elif entry.held_out:
         held_out = [(line["step"], line.get(entry.held_out)) for line in history.evaluations]
-        lines.append(_dots([(step, v, v, v) for step, v in held_out if v is not None], within, most, band=False))
+        lines.append(_dots([(step, v, v, v) for step, v in held_out if v is not None], within, band=False))
     lines = [line for line in lines if line["x"] or line["broken"]]
     if not any(line["x"] for line in lines):
         return None
@@ -88,22 +86,22 @@ def _chart(history: History, entry: Entry, within: Range, most: int, name: str =
     }  # fmt: skip
 
 
-def _line(history: History, key: str, name: str, within: Range, most: int) -> JsonObject:
+def _line(history: History, key: str, name: str, within: Range) -> JsonObject:
     steps, values = _cut(history.train.steps, history.train.column(key), within)
     finite = np.isfinite(values)
     broken = steps[np.isinf(values)].tolist()
-    x, mean, low, high = reduced(steps[finite], values[finite], most)
+    x, mean, low, high = reduced(steps[finite], values[finite], MOST)
     spread = {"low": _short(low), "high": _short(high)} if len(x) < finite.sum() else {}
     return {"name": name, "x": x.tolist(), "y": _short(mean), "broken": broken[-_MOST_BROKEN:], **spread}
 
 
-def _dots(points: Sequence[tuple[float, ...]], within: Range, most: int, band: bool) -> dict[str, object]:
+def _dots(points: Sequence[tuple[float, ...]], within: Range, band: bool) -> dict[str, object]:
     """Return the curve of an evaluation from (step, value, low, high)."""
     steps, values, lows, highs = np.array(points, dtype=float).reshape(-1, 4).T
     inside = (steps >= within[0]) & (steps <= within[1])
     steps = steps[inside].astype(np.int64)
-    x, y, _, _ = reduced(steps, values[inside], most)
-    around = [_short(reduced(steps, end[inside], most)[1]) for end in (lows, highs)]
+    x, y, _, _ = reduced(steps, values[inside], MOST)
+    around = [_short(reduced(steps, end[inside], MOST)[1]) for end in (lows, highs)]
     interval = {"low": around[0], "high": around[1], "interval": True} if band else {}
     return {"name": "evaluation", "x": x.tolist(), "y": _short(y), "broken": [], "dots": True, **interval}
 
@@ -122,9 +120,9 @@ def _phases(history: History, within: Range) -> dict[str, object]:
     return {"x": x.tolist(), "layers": layers, "sums": {name: float(values.sum()) for name, values in seconds.items()}}
 
 
-def _waits(history: History, within: Range, most: int) -> dict[str, object] | None:
+def _waits(history: History, within: Range) -> dict[str, object] | None:
     """Return the idle shares and the goodput as one chart; None with fewer than two steps."""
-    lines = [_line(history, key, ENTRIES[key].label, within, most) for key in _WAITS]
+    lines = [_line(history, key, ENTRIES[key].label, within) for key in _WAITS]
     lines = [line for line in lines if len(line["x"]) > 1]
     if not lines:
         return None

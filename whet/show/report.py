@@ -33,20 +33,20 @@ REPORT = "report.html"
 _SHARE = 0.01
 
 
-def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
+def write_report(run_folder: Path) -> Path:
     """Write ``report.html`` to the run folder and return its path. Raises DataError without metrics."""
-    run, path = run_data(run_folder, most_rollouts), run_folder / REPORT
+    run, path = run_data(run_folder), run_folder / REPORT
     write_atomically(path, page({"runs": [run]}, str(run["name"])).encode("utf-8", "replace"))
     return path
 
 
-def run_data(run_folder: Path, most_rollouts: int = 60) -> JsonObject:
+def run_data(run_folder: Path) -> JsonObject:
     """Return everything that a page shows of a run. Raises DataError without metrics."""
     history = History(run_folder)
     history.read()
     if not history.train.steps.size and not history.evaluations:
         raise DataError(f"no metrics in {history.path}: the run has completed no step, or has no jsonl sink")
-    records = sample_rollouts(run_folder, most_rollouts)
+    records = sample_rollouts(run_folder)
     return Overview.of(run_folder).as_json(history) | {
         "charts": charts(history),
         "rollouts": cards(records, lambda card: len(encode(card))),

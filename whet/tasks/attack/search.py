@@ -1,6 +1,5 @@
 """Random search for an answer that earns a reward on many tasks: texts are joined, cut and changed, and texts with a
-higher mean reward are changed more often. And
-shrinking of a text: parts are deleted while a condition holds."""
+higher mean reward are changed more often. And shrinking of a text: parts are deleted while a condition holds."""
 
 import random
 import re
