@@ -16,6 +16,7 @@ from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
 from whet.data.files import read_file
 from whet.data.jsonl import iterate_jsonl
+from whet.data.order import TaskOrder
 from whet.data.row import read_rows
 from whet.data.row_kinds import Conversation, Example, Preference
 from whet.data.rows import LabelledRows, PreferenceRows, Rows, ScoredRows, SupervisedRows
@@ -235,7 +236,7 @@ def test_duplicate_rows_are_all_kept(tmp_path: Path, kind: str) -> None:
 
 
 def draw(groups: Any, batch_size: int = 2) -> tuple[list[str], DatasetSource]:
-    source = DatasetSource(groups, batch_size, shuffle=False)
+    source = DatasetSource(groups, batch_size, TaskOrder(len(groups), shuffle=False))
     drawn = asyncio.run(source.next_groups())
     return [group.uid.partition("@")[0].rpartition(":")[2] for group in drawn], source
 

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from whet.base.errors import ConfigError, DataError
 from whet.base.strict_json import JsonObject
 from whet.core.types import Group
-from whet.data.order import RowOrder, TaskOrder
+from whet.data.order import RowOrder
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
 
@@ -60,18 +60,10 @@ class MappedRows(Sequence[Group | str], Generic[T]):
 
 
 class DatasetSource:
-    """``batch_size`` groups per step, epoch after epoch, in an order derived from the seed."""
+    """``batch_size`` groups per step, epoch after epoch, in an ``order``."""
 
-    def __init__(
-        self,
-        groups: Sequence[Group] | MappedRows[object],
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        order: RowOrder | None = None,
-    ) -> None:
-        """``order``: in place of one that is derived from ``seed``. Raise ``ConfigError`` if there are fewer groups
-        than a batch has."""
+    def __init__(self, groups: Sequence[Group] | MappedRows[object], batch_size: int, order: RowOrder) -> None:
+        """Raise ``ConfigError`` if there are fewer groups than a batch has."""
         if not 1 <= batch_size <= len(groups):
             raise ConfigError(
                 f"a batch of {batch_size} groups can't be drawn from {len(groups)} rows; "
@@ -79,7 +71,7 @@ class DatasetSource:
             )
         self.groups: Sequence[Group | str] = groups
         self.batch_size = batch_size
-        self.order: RowOrder = order or TaskOrder(len(groups), seed, shuffle)
+        self.order = order
         self.dropped: Counter[str] = Counter()  # reason -> rows dropped so far
         self._trained = self.order.state()
         self._metrics = Metrics()
