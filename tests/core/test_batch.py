@@ -12,7 +12,7 @@ from tests.groups import episode, group, groups
 from whet.base.errors import DataError
 from whet.core.batch import Batch, ModelOutput
 from whet.core.expert_ids import decode, encode
-from whet.core.forest import MIN_COMMON_PREFIX, counted
+from whet.core.forest import MIN_COMMON_PREFIX, counted, sequences_below
 from whet.core.packing import pack
 from whet.core.types import Distribution, Episode, Group, Span, Status, Task, Trajectory
 
@@ -100,6 +100,15 @@ def test_a_prompt_is_laid_out_once_for_all_its_answers():
     assert batch.predictor.tolist() == [-1, 0, 1, 2, 3, 2, 2, 6]
     assert batch.sequence.tolist() == [-1, -1, -1, 0, 0, 1, 2, 2]
     assert batch.segment_parent.tolist() == [-1, 0, 0, 0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(groups(), st.booleans())
+def test_the_sequences_of_a_segment_are_the_paths_through_it(made, share):
+    batch = Batch.from_groups(made, share_prompts=share)
+    visits = torch.cat([torch.zeros(0, dtype=torch.long), *batch.paths()]).bincount(minlength=len(batch))
+    below = sequences_below(batch.segment_parent, batch.segment_sequence)
+    assert below.tolist() == visits[batch.segment_start].tolist()
 
 
 def test_the_common_prefix_of_all_prompts_is_laid_out_once():

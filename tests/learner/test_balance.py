@@ -51,7 +51,7 @@ def test_fewer_than_the_mean_raises_and_more_lowers_a_bias_by_the_rate() -> None
 
 
 def test_a_step_moves_each_bias_by_the_tokens_of_all_micro_batches(deepseek: Path) -> None:
-    own, batch = learner(deepseek), some_batch()
+    own, batch = learner(deepseek), some_batch(share_prompts=False)
     router = own.model.model.layers[1].mlp.gate
     chosen: list[torch.Tensor] = []
     handle = router.register_forward_hook(lambda module, args, output: chosen.append(output[2]))
@@ -70,12 +70,23 @@ def test_a_step_moves_each_bias_by_the_tokens_of_all_micro_batches(deepseek: Pat
 
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_each_token_counts_once_however_often_it_is_computed(deepseek: Path, recomputed: bool) -> None:
-    own, pieces = learner(deepseek, learner={"activation_checkpointing": recomputed}), cut(some_batch(), 30)
+    own = learner(deepseek, learner={"activation_checkpointing": recomputed})
+    pieces = cut(some_batch(share_prompts=False), 30)
     for _ in range(2):
         own.score(pieces, {"logprobs"})
         own.update(pieces, PolicyGradient())
         (loads,) = own.balance._loads.values()
         assert loads.sum() == 2 * sum(len(piece.batch) for piece in pieces), "two experts of each token"
+
+
+def test_loads_depend_neither_on_what_is_shared_nor_on_how_a_batch_is_cut(deepseek: Path) -> None:
+    found = []
+    for shared, most in ((False, 100), (True, 100), (True, 17)):
+        own, pieces = learner(deepseek), cut(some_batch(share_prompts=shared), most)
+        own.update(pieces, PolicyGradient())
+        found.append((len(pieces), next(iter(own.balance._loads.values())).tolist()))
+    assert [count for count, _ in found] == [1, 1, 3]
+    assert found[0][1] == found[1][1] == found[2][1]
 
 
 def test_loads_become_more_even(deepseek: Path) -> None:

@@ -265,6 +265,15 @@ def _joined(pieces: Iterable[Sequence[float] | None], dtype: "torch.dtype", coun
     return result
 
 
+def sequences_below(parent: Tensor, sequence: Tensor) -> Tensor:
+    """Return how many sequences have each segment: one, or all that share it. Arguments and result: [segments] int64"""
+    counts = [int(number >= 0) for number in sequence.tolist()]
+    for segment, above in reversed([*enumerate(parent.tolist())]):  # children come after their parents
+        if above >= 0:
+            counts[above] += counts[segment]
+    return _whole(counts)
+
+
 def paths(start: Tensor, length: Tensor, parent: Tensor, sequence: Tensor, sequences: int) -> list[Tensor]:
     """Return the token indices of each sequence in order, shared tokens first: S tensors, [n] each, empty for a
     sequence without unshared tokens. The first four describe the segments, [segments] int64."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from whet.base.errors import WhetError
+from whet.core.batch import Batch
+from whet.core.forest import sequences_below
 from whet.learner.model import LearnerModel
 from whet.metrics import Metrics
 from whet.models.device import placed
@@ -26,7 +28,8 @@ def balanced(bias: Tensor, loads: Tensor, rate: float) -> Tensor:
 
 
 class Balance:
-    """Counts the tokens of each expert in the micro-batches that are trained on, each once, over all ranks."""
+    """Counts the tokens of each expert in the micro-batches that are trained on, over all ranks. A shared token counts
+    once for each of its sequences, so that loads depend neither on what is shared nor on how a batch is cut."""
 
     def __init__(self, model: LearnerModel, rate: float, ranks: Ranks | None) -> None:
         """With a ``rate`` of 0 the loads are only counted. Raises ``WhetError`` if the model has no experts, or no
@@ -35,7 +38,7 @@ class Balance:
         self._biases: dict[str, Tensor] = {}
         self._loads: dict[str, Tensor] = {}
         self._counting = False
-        self._counted: Tensor | None = None  # indices of tokens; None: all count
+        self._weights = torch.empty(0)  # of this rank's tokens in the pass
         experts = dict(experts_of(model.model))
         for name, module in experts.items():
             block = name.replace(".base_layer", "").rpartition(".")[0]
@@ -82,8 +85,8 @@ class Balance:
         """Start counting, except in passes without training: scoring, or idle batches. Recomputation in the backward
         pass happens after ``_end``, so it isn't counted."""
         self._counting = torch.is_grad_enabled() and bool(args[0].trained.any())
-        real = _without_padding(model.shards.tokens, len(args[0]))
-        self._counted = None if real is None else placed(real, model.device)
+        if self._counting:
+            self._weights = placed(_weights(args[0], model.shards.tokens), model.device)
 
     def _end(self, model: nn.Module, args: tuple[object, ...], output: object) -> None:
         self._counting = False
@@ -91,17 +94,18 @@ class Balance:
     def _count_for(self, name: str) -> Any:
         def count(module: nn.Module, args: tuple[Any, ...]) -> None:
             if self._counting:
-                chosen = (args[1] if self._counted is None else args[1][self._counted]).flatten()
-                self._loads[name].scatter_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int64))
+                chosen = args[1]  # [n, k]
+                weights = self._weights[:, None].expand_as(chosen)
+                self._loads[name].scatter_add_(0, chosen.flatten(), weights.flatten())
 
         return count
 
 
-def _without_padding(tokens: Tokens, count: int) -> Tensor | None:
-    """Return the indices, among the tokens that this rank has between matrices, of the ones that are not padding of a
-    batch of ``count`` tokens; None if there is no padding."""
-    padded = tokens.padded(count)
-    if padded == count:
-        return None
+def _weights(batch: Batch, tokens: Tokens) -> Tensor:
+    """Return how many sequences have each token that this rank has between matrices; 0 for padding. [n] int64"""
+    padded = tokens.padded(len(batch))
+    weights = torch.zeros(padded, dtype=torch.int64)
+    below = sequences_below(batch.segment_parent, batch.segment_sequence)
+    weights[: len(batch)] = below.repeat_interleave(batch.segment_length.cpu())
     here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(padded)])
-    return (here[tokens.between_matrices(len(here))] < count).nonzero().squeeze(1)
+    return weights[here[tokens.between_matrices(len(here))]]
