@@ -53,9 +53,9 @@ def test_the_weights_of_all_micro_batches_add_up_to_one_step(made, ranks):
 
 def test_a_group_is_not_cut_where_the_loss_compares_its_members():
     batch = Batch.from_groups([group(f"g{i}", [1, 2, 3], [[4] * 5, [5] * 5]) for i in range(4)])
-    for rank in pack(batch, 1, 15, "group"):
-        for micro in rank:
-            assert micro.batch.sequences % 2 == 0
+    (whole,), (cut,) = pack(batch, 1, 15, "group", pack_tokens=8), pack(batch, 1, 15, pack_tokens=8)
+    assert [micro.batch.sequences for micro in whole] == [2] * 4
+    assert [micro.batch.sequences for micro in cut] == [1] * 8
 
 
 def test_members_are_spread_over_micro_batches_with_their_prompt_where_a_group_is_too_large():
