@@ -118,10 +118,14 @@ class JobThread:
             return
         now = time.monotonic()
         until = 2 * now - self._since
-        while self._turns and now < until:
-            self._turns.popleft().run()
+        while now < until and (turn := self._next_turn()) is not None:
+            turn.run()
             now = time.monotonic()
         self._since = now
+
+    def _next_turn(self) -> _Job | None:
+        with self._changed:  # ``end`` empties the turns
+            return self._turns.popleft() if self._turns else None
 
     def give_up(self, futures: Iterable[Future[object]]) -> None:
         """Cancel these jobs. If one is running, its thread is abandoned: a new thread continues with the waiting jobs,
