@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from whet.config import RecipeError, list_recipes, load
+from whet.config.tree import from_plain
 from whet.run.recipe import Recipe
 from whet.run.unread import unread_by_rows
 
@@ -50,6 +51,14 @@ def test_what_it_does_read_is_not(override: str) -> None:
 def test_what_an_override_makes_unused_in_a_file_is_left_out(overrides: list[str], key: str) -> None:
     assert load(Recipe, "quickstart").origins[key].startswith("quickstart.yaml:")
     assert load(Recipe, "quickstart", overrides).origins[key] == "default"
+
+
+def test_settings_of_another_file_are_checked_alike() -> None:
+    even = from_plain({"optimizer": {"schedule": "constant"}}, "all.yaml:9")
+    assert load(Recipe, "quickstart", settings=even).origins["optimizer.min_lr_ratio"] == "default"
+    vain = from_plain({"optimizer": {"schedule": "constant", "min_lr_ratio": 0.2}}, "all.yaml:9")
+    with pytest.raises(RecipeError, match=r"all\.yaml:9: optimizer\.min_lr_ratio: it is read only where"):
+        load(Recipe, "quickstart", settings=vain)
 
 
 def test_what_is_unused_in_a_file_without_the_overrides_is_an_error_with_them(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -65,14 +66,15 @@ def load(
     path = find_recipe(source, search)
     layers = _read_with_parents(path, search, issues, [])
     layers += [*_profiles(layers, profile), *([] if settings is None else [settings])]
-    tree: Node | None = None
+    trees: list[Node] = []  # after each layer
     for layer in layers:
-        tree = _merged(root, tree, layer, issues)
-    of_files, tree = tree, _merged(root, tree, _read_overrides(root, overrides, issues, tree), issues)
+        trees.append(_merged(root, trees[-1] if trees else None, layer, issues))
+    trees.append(_merged(root, trees[-1], _read_overrides(root, overrides, issues, trees[-1]), issues))
+    tree = trees[-1]
     try:
         value = root.from_values(tree.plain())
         files = [_display_path(path, search), *([] if settings is None else [settings.where.rpartition(":")[0]])]
-        if inherited := _unused_inherited(value, tree, files, of_files if overrides else None, issues):
+        if inherited := _unused_inherited(value, trees, files, issues):
             tree = tree.without(inherited)
             value = root.from_values(tree.plain())
     except ValidationError as error:
@@ -118,18 +120,19 @@ def _merged(root: type[Config], tree: Node | None, layer: Node, issues: list[Con
 
 
 def _unused_inherited(
-    value: Config, tree: Node, files: list[str], without_overrides: Node | None, issues: list[ConfigIssue]
+    value: Config, trees: Sequence[Node], files: list[str], issues: list[ConfigIssue]
 ) -> list[TreePath]:
     """Return unused settings that are dropped: ones from parents, because a recipe does not choose all settings of its
-    parents, and ones from ``files`` that are unused because of the overrides. Other unused settings are added to
-    ``issues``."""
+    parents, and ones that a later layer, such as the overrides, makes unused. Other unused settings, in ``files`` or
+    overrides, are added to ``issues``. ``trees``: the settings after each layer."""
     inherited = []
-    unused, in_files = value.unused(), tuple(f"{file}:" for file in files)
-    before = _unused_in(type(value), without_overrides) if unused and without_overrides is not None else unused
-    for key, why in unused.items():
+    checked = ("override ", *(f"{file}:" for file in files))
+    unused_in = cache(lambda number: _unused_in(type(value), trees[number]))
+    for key, why in value.unused().items():
         path = tuple(key.split("."))
-        where = tree.find(path)[0].where
-        if where.startswith("override ") or (where.startswith(in_files) and key in before):
+        where = trees[-1].find(path)[0].where
+        written = next(number for number, tree in enumerate(trees) if tree.find(path)[0].where == where)
+        if where.startswith(checked) and key in unused_in(written):
             issues.append(ConfigIssue(key, where, why))
         else:
             inherited.append(path)
