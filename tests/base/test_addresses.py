@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from whet.base.addresses import checked_address, key_in
+from whet.base.addresses import checked_address, hidden, key_in
 from whet.base.errors import ConfigError
 from whet.checkpoint.config import CheckpointConfig
 from whet.cli.main import main
@@ -28,13 +28,18 @@ def test_an_address_that_can_not_be_reached_is_refused(rest: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "user", ["me:secret", "me:s@cret", "me:s/cret", "me:s?cret", "me:s#cret", "me:s[cret", "secret"]
+    "user", ["me:secret", "me:s@cret", "me:s/cret", "me:s?cret", "me:s#cret", "me:s[cret", "me:s cret", "secret"]
 )
 @pytest.mark.parametrize("rest", ["h", "h:99999", "h?version=2", "h:0/v1"])
 def test_an_address_with_a_password_is_refused_and_the_password_not_shown(user: str, rest: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"'http://...@{rest}' has a password")) as caught:
         checked_address(f"http://{user}@{rest}")
     assert "cret" not in str(caught.value)
+
+
+def test_each_address_in_a_text_is_shown_without_its_user() -> None:
+    text = "override 1 (url=http://me:s cret@h:1/v1): url: 'http://...@h:1/v1' has a password; write http://h:1"
+    assert hidden(text) == text.replace("me:s cret", "...")
 
 
 URL = "http://me:secret@h"

@@ -31,7 +31,7 @@ def checked_address(url: str, schemes: Sequence[str] = ("http", "https")) -> str
 
 def hidden(text: str) -> str:
     """Return a text without the users and passwords of the addresses in it."""
-    return re.sub(r"//\S*@", "//...@", text)
+    return re.sub(r"//(?:(?!\w+://).)*@", "//...@", text, flags=re.DOTALL)  # a password may have spaces
 
 
 def check_no_password(url: str, instead: str) -> None:
