@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whet.base.errors import WhetError
 from whet.core.batch import Batch
-from whet.core.forest import sequences_below
+from whet.core.forest import repeated, sequences_below
 from whet.learner.model import LearnerModel
 from whet.metrics import Metrics
 from whet.models.device import placed
@@ -106,6 +106,6 @@ def _weights(batch: Batch, tokens: Tokens) -> Tensor:
     padded = tokens.padded(len(batch))
     weights = torch.zeros(padded, dtype=torch.int64)
     below = sequences_below(batch.segment_parent, batch.segment_sequence)
-    weights[: len(batch)] = below.repeat_interleave(batch.segment_length.cpu())
+    weights[: len(batch)] = repeated(below, batch.segment_length.cpu(), len(batch))
     here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(padded)])
     return weights[here[tokens.between_matrices(len(here))]]
