@@ -371,13 +371,18 @@ def test_the_position_of_a_run_that_sampled_nothing_is_refused(tiny_model: Path,
     asyncio.run(go())
 
 
+async def ran_ahead(model: Path) -> tuple[dict[str, Any], list[Group]]:
+    """Return the saved state of a source, and the groups that it has sampled for later steps."""
+    async with source(model, max_staleness=1) as rollouts:
+        await rollouts.next_groups()
+        await asyncio.gather(*(ticket.job for ticket in rollouts._tickets if ticket.job))
+        groups = [ticket.group for ticket in rollouts._tickets if ticket.group]
+        return json.loads(json.dumps(rollouts.state())), groups
+
+
 def test_finished_rollouts_that_ran_ahead_are_in_the_state(tiny_model: Path) -> None:
     async def go() -> None:
-        async with source(tiny_model, max_staleness=1) as rollouts:
-            await rollouts.next_groups()
-            await asyncio.gather(*(ticket.job for ticket in rollouts._tickets if ticket.job))
-            state = json.loads(json.dumps(rollouts.state()))
-            expected = [ticket.group for ticket in rollouts._tickets if ticket.group]
+        state, expected = await ran_ahead(tiny_model)
         async with source(tiny_model, max_staleness=1) as resumed:
             resumed.load_state(state, version=0)
             assert await resumed.next_groups() == expected
@@ -387,16 +392,12 @@ def test_finished_rollouts_that_ran_ahead_are_in_the_state(tiny_model: Path) -> 
 
 def test_groups_of_another_size_are_sampled_again(tiny_model: Path) -> None:
     async def go() -> None:
-        async with source(tiny_model, max_staleness=1) as rollouts:
-            await rollouts.next_groups()
-            await asyncio.gather(*(ticket.job for ticket in rollouts._tickets if ticket.job))
-            state = json.loads(json.dumps(rollouts.state()))
-            names = [ticket.group.uid for ticket in rollouts._tickets if ticket.group]
+        state, sampled = await ran_ahead(tiny_model)
         async with source(tiny_model, max_staleness=1) as resumed:
             resumed.group_size -= 1
             resumed.load_state(state, version=0)
             groups = await resumed.next_groups()
-            assert uids(groups) == names
+            assert uids(groups) == uids(sampled)
             assert {len(group.episodes) for group in groups} == {resumed.group_size}
 
     asyncio.run(go())
